@@ -57,8 +57,8 @@ def pieces(texts: Sequence[str]) -> list[str]:
         if taken:
             own.append(" ".join(taken)[:BYTES])
         cut.append(own)
-    found = [own[depth] for depth in range(PIECES) for own in cut if depth < len(own)]
-    return found[:PIECES]
+    chosen = [own[depth] for depth in range(PIECES) for own in cut if depth < len(own)]
+    return chosen[:PIECES]
 
 
 def bits(model: Model, generator: Model | None, texts: Sequence[str]) -> dict[str, Any]:
@@ -75,14 +75,14 @@ def bits(model: Model, generator: Model | None, texts: Sequence[str]) -> dict[st
             f"{BYTES} bytes of held-out text have {longest} tokens, more than the {min(limits)} that the model reads; "
             "adapt a model with more positions"
         )
-    found: dict[str, list[float]] = {}
+    by_text: dict[str, list[float]] = {}
     for scorer in scorers:
         parts = [scorer(encoded[start : start + AT_ONCE]) for start in range(0, len(encoded), AT_ONCE)]
         for name, column in zip(scorer.measures, np.concatenate(parts).T, strict=True):
-            found[name] = [-value / math.log(2) for value in column.tolist()]
+            by_text[name] = [-value / math.log(2) for value in column.tolist()]
     ids = np.concatenate([one.ids for one in encoded])
     return {
-        "bits": found,
+        "bits": by_text,
         "bytes": [len(text.encode()) for text in texts],
         "tokens": int(len(ids)),
         "unknown": float((ids == tokenizer.special.unk).mean()),

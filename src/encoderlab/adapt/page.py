@@ -20,9 +20,9 @@ MEASURES = {
 }
 
 
-def page(found: Mapping[str, Any]) -> str:
+def page(record: Mapping[str, Any]) -> str:
     """The page as HTML, of what :meth:`encoderlab.adapt.run.Adaptation.run` found."""
-    training, gains = found["training"], found["gains"]
+    training, gains = record["training"], record["gains"]
     rows = [
         (
             f"{NAMES[kind]}, held out",
@@ -50,28 +50,28 @@ def page(found: Mapping[str, Any]) -> str:
     curve = [Point(x=step, y=loss, low=loss, high=loss) for step, loss in training["held"]]
     return render(
         "adapt.html",
-        data=finite(dict(found)),
-        title=f"{found['plan']['model']} adapted",
-        verdict=verdict(found),
+        data=finite(dict(record)),
+        title=f"{record['plan']['model']} adapted",
+        verdict=verdict(record),
         tiles=tiles,
         measure=MEASURES[gains["domain"]["measure"]],
         rows=rows,
-        pairs=_pairs(found),
-        plots=[strip(task) for task in _tasks(found)],
+        pairs=_pairs(record),
+        plots=[strip(task) for task in _tasks(record)],
         curve=chart([Series(name="", colour=0, points=curve, line=True)], x="steps", y="held-out loss"),
-        cost=_cost(found),
-        limits=_limits(found),
+        cost=_cost(record),
+        limits=_limits(record),
     )
 
 
-def verdict(found: Mapping[str, Any]) -> str:
+def verdict(record: Mapping[str, Any]) -> str:
     """What came of it in two or three sentences."""
     said = []
     for kind, words in (
         ("domain", ("gained on the domain", "lost on the domain")),
         ("general", ("gained on general text", "forgotten of general text")),
     ):
-        one = found["gains"].get(kind)
+        one = record["gains"].get(kind)
         if one is None:
             continue
         change = one["after"] - one["before"]
@@ -83,35 +83,35 @@ def verdict(found: Mapping[str, Any]) -> str:
                 f"{share:.1%} {words[change > 0]} ({one['before']:.3f} to {one['after']:.3f} "
                 f"{MEASURES[one['measure']]})."
             )
-    if "general" not in found["gains"]:
+    if "general" not in record["gains"]:
         said.append("What was forgotten is not known, because no general text was given (--replay).")
-    if "task" in found["before"]:
-        one, two = found["before"]["task"], found["after"]["task"]
+    if "task" in record["before"]:
+        one, two = record["before"]["task"], record["after"]["task"]
         said.append(f"Fine-tuned: {one['metric']} {100 * one['mean']:.1f} before, {100 * two['mean']:.1f} after.")
     return " ".join(said)
 
 
-def _pairs(found: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    if "pairs" not in found["before"]:
+def _pairs(record: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+    if "pairs" not in record["before"]:
         return []
-    one, two = (found[when]["pairs"]["measures"] for when in ("before", "after"))
+    one, two = (record[when]["pairs"]["measures"] for when in ("before", "after"))
     cell = "{accuracy:.1%} ({low:.1%} to {high:.1%})"
     return [(name, [cell.format(**one[name]), cell.format(**two[name])]) for name in one if name in two]
 
 
-def _tasks(found: Mapping[str, Any]) -> list[TaskScores]:
-    if "task" not in found["before"]:
+def _tasks(record: Mapping[str, Any]) -> list[TaskScores]:
+    if "task" not in record["before"]:
         return []
-    one, two = found["before"]["task"], found["after"]["task"]
+    one, two = record["before"]["task"], record["after"]["task"]
     methods = [
         MethodScores(name=name, scores=side["seeds"], ours=name == "adapted")
         for name, side in (("as it was", one), ("adapted", two))
     ]
-    return [TaskScores(name=str(found["plan"]["task"]), metric=one["metric"], methods=methods, about="")]
+    return [TaskScores(name=str(record["plan"]["task"]), metric=one["metric"], methods=methods, about="")]
 
 
-def _cost(found: Mapping[str, Any]) -> dict[str, str]:
-    training, text, recipe = found["training"], found["text"], found["training"]["recipe"]
+def _cost(record: Mapping[str, Any]) -> dict[str, str]:
+    training, text, recipe = record["training"], record["text"], record["training"]["recipe"]
     rows = {
         "Text of the domain": f"{text['domain']['documents']:,} documents, {text['domain']['characters']:,} characters",
         "Held out of it": f"{text['domain held out']['documents']:,} documents",
@@ -126,11 +126,11 @@ def _cost(found: Mapping[str, Any]) -> dict[str, str]:
         "Steps": f"{training['steps']:,} of {training['planned']:,.0f}; the weights are of step {training['best']:,}",
         "Tokens": f"{training['tokens']:,}",
         "Time": duration(training["training_seconds"]),
-        "Parameters before": f"{found['parameters']:,}",
+        "Parameters before": f"{record['parameters']:,}",
     }
     if training.get("flops"):
         rows["FLOPs"] = f"{training['flops']:.3g}"
-    vocabulary = found["vocabulary"]
+    vocabulary = record["vocabulary"]
     if vocabulary["kind"] != "keep":
         rows["Vocabulary"] = (
             f"{vocabulary['tokens'][0]:,} → {vocabulary['tokens'][1]:,} tokens: {vocabulary['kept']:,} kept, "
@@ -141,8 +141,8 @@ def _cost(found: Mapping[str, Any]) -> dict[str, str]:
     return rows
 
 
-def _limits(found: Mapping[str, Any]) -> list[str]:
-    one = found["gains"]["domain"]
+def _limits(record: Mapping[str, Any]) -> list[str]:
+    one = record["gains"]["domain"]
     said = [
         f"Bits are measured on {one['pieces']} pieces of held-out text ({one['bytes']:,} bytes), the same before "
         "and after; ± is the 95% interval of the difference over pieces.",

@@ -51,14 +51,14 @@ def published(config: ModelConfig) -> Recipe:
         name = "bert-mini-no-nsp"
     else:
         name = f"{family.replace('_', '-')}-mini"
-    found = recipes.recipe(name)
-    if isinstance(found.objective, DistillSettings):  # the teacher of DistilBERT is not there
-        found = replace(found, objective=MLMSettings())
-    if config.rtd is None and isinstance(found.objective, RTDSettings):  # a generator by itself
-        found = replace(found, objective=MLMSettings(masking=found.objective.masking), generator=None)
-    if config.encoder.causal and not isinstance(found.objective, CausalSettings):
-        found = replace(found, objective=CausalSettings())
-    return found
+    recipe = recipes.recipe(name)
+    if isinstance(recipe.objective, DistillSettings):  # the teacher of DistilBERT is not there
+        recipe = replace(recipe, objective=MLMSettings())
+    if config.rtd is None and isinstance(recipe.objective, RTDSettings):  # a generator by itself
+        recipe = replace(recipe, objective=MLMSettings(masking=recipe.objective.masking), generator=None)
+    if config.encoder.causal and not isinstance(recipe.objective, CausalSettings):
+        recipe = replace(recipe, objective=CausalSettings())
+    return recipe
 
 
 def recipe_of(model: Model, generator: Model | None, *, tokens: float, passes: float, seed: int) -> Recipe:
@@ -117,6 +117,6 @@ def _new_generator(config: ModelConfig) -> ModelConfig:
             abs(sizes[one].encoder.layers - encoder.layers),
         ),
     )
-    found = models.GENERATORS[name]
+    generator = models.GENERATORS[name]
     kept = {field: getattr(encoder, field) for field in ("vocab", "types", "position", "embed_norm")}
-    return replace(found, encoder=replace(found.encoder, embed_width=encoder.word_width, **kept))
+    return replace(generator, encoder=replace(generator.encoder, embed_width=encoder.word_width, **kept))

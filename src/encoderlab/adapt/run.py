@@ -193,11 +193,11 @@ class Adaptation:
             return json.loads(path.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
         self.say(f"stage: {name.replace('-', ' ')}")
         begin = time.perf_counter()
-        found = make()
-        found["seconds"] = time.perf_counter() - begin
+        result = make()
+        result["seconds"] = time.perf_counter() - begin
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, found)
-        return found
+        write_json(path, result)
+        return result
 
     def run(self) -> dict[str, Any]:
         """All stages; returns what ``adapt.json`` holds.
@@ -209,67 +209,67 @@ class Adaptation:
         write_json(self.out / PLAN, {"plan": asdict(plan), "models": commits()})
         if not whole(self.out / "given"):
             save(self.model, self.generator, self.out / "given")
-        found: dict[str, Any] = {"text": self.stage("text", self._split)}
-        found["vocabulary"] = self.stage("vocabulary", self._start)
+        record: dict[str, Any] = {"text": self.stage("text", self._split)}
+        record["vocabulary"] = self.stage("vocabulary", self._start)
         self.stage("corpus", self._build)
-        found["before"] = self.measure("before", lambda: (self.model, self.generator))
-        found["training"] = self.stage("training", self._train)
-        found["after"] = self.measure("after", lambda: load_pair(self.out / "model"))
-        found["gains"] = {
-            kind: measure.gain(found["before"][kind], found["after"][kind])
+        record["before"] = self.measure("before", lambda: (self.model, self.generator))
+        record["training"] = self.stage("training", self._train)
+        record["after"] = self.measure("after", lambda: load_pair(self.out / "model"))
+        record["gains"] = {
+            kind: measure.gain(record["before"][kind], record["after"][kind])
             for kind in ("domain", "general")
-            if kind in found["before"]
+            if kind in record["before"]
         }
-        found["plan"] = json.loads(json.dumps(asdict(plan)))
-        found["parameters"] = count_parameters(self.model.config)["total"]
-        write_json(self.out / "adapt.json", found)
-        return found
+        record["plan"] = json.loads(json.dumps(asdict(plan)))
+        record["parameters"] = count_parameters(self.model.config)["total"]
+        write_json(self.out / "adapt.json", record)
+        return record
 
     def _place(self, name: str) -> Path:
         return self.out / "text" / f"{name}.jsonl"
 
     def _split(self) -> dict[str, Any]:
         train, apart = split(self.text, self._place("domain"), self._place("domain-held-out"))
-        found = {"domain": asdict(train), "domain held out": asdict(apart)}
+        counts = {"domain": asdict(train), "domain held out": asdict(apart)}
         if self.general is not None:
             share = self.plan.replay_share
             wanted = train.characters * share / (1 - share)
             part = min(1.0, wanted / self.general.amount.characters)
             train, apart = split(self.general, self._place("general"), self._place("general-held-out"), share=part)
-            found |= {"general": asdict(train), "general held out": asdict(apart)}
+            counts |= {"general": asdict(train), "general held out": asdict(apart)}
             if train.characters < 0.9 * wanted:
                 self.say(f"general text is short: {train.characters:,} characters are replayed, not {wanted:,.0f}")
-        return found
+        return counts
 
     def _texts(self) -> list[str]:
         """Domain and general text to make a vocabulary of, :data:`SAMPLE` characters at most."""
         names = ["domain", *(["general"] if self.general is not None else [])]
-        found, taken = [], 0
+        texts, taken = [], 0
         for name in names:
             for text in read(self._place(name)):
-                found.append(text)
+                texts.append(text)
                 taken += len(text)
                 if taken > SAMPLE:
-                    return found
-        return found
+                    return texts
+        return texts
 
     def _start(self) -> dict[str, Any]:
         """The model with the vocabulary that was asked for."""
         plan, old, new = self.plan, self.tokenizer, self.tokenizer
         model, generator = self.model, self.generator
-        found: dict[str, Any] = {"kind": plan.vocabulary, "tokens": [old.vocab_size]}
+        facts: dict[str, Any] = {"kind": plan.vocabulary, "tokens": [old.vocab_size]}
         if plan.vocabulary != "keep":
             texts = self._texts()
             new = extend(old, read(self._place("domain")), plan.added) if plan.added else retrain(old, texts)
             made = rows(old, new, texts, neighbours=not plan.added)
             model = transplant(model, new, made)
             generator = None if generator is None else transplant(generator, new, made)
-            found |= {"kept": made.kept, "neighbours": made.neighbours, "pieces": made.pieces}
+            facts |= {"kept": made.kept, "neighbours": made.neighbours, "pieces": made.pieces}
             if plan.added:
-                found["words"] = list(new.tokens[old.vocab_size : old.vocab_size + 30])
-        found["tokens"].append(new.vocab_size)
+                facts["words"] = list(new.tokens[old.vocab_size : old.vocab_size + 30])
+        facts["tokens"].append(new.vocab_size)
         save(model, generator, self.out / "start")
-        return found
+        return facts
 
     def _build(self) -> dict[str, Any]:
         """The corpus that is trained on."""
@@ -323,21 +323,21 @@ class Adaptation:
 
     def measure(self, when: str, models: Callable[[], tuple[Model, Model | None]]) -> dict[str, Any]:
         """All measures of the model before or after."""
-        found: dict[str, Any] = {}
+        measured: dict[str, Any] = {}
         kinds = ["domain", *(["general"] if self.general is not None else [])]
         for kind in kinds:
             texts = measure.pieces(read(self._place(f"{kind}-held-out")))
-            found[kind] = self.stage(f"{kind}-{when}", lambda texts=texts: measure.bits(*models(), texts))  # type: ignore[misc]
+            measured[kind] = self.stage(f"{kind}-{when}", lambda texts=texts: measure.bits(*models(), texts))  # type: ignore[misc]
         if self.plan.pairs:
             places = [Path(place) for place in self.plan.pairs]
-            found["pairs"] = self.stage(f"pairs-{when}", lambda: measure.pairs(*models(), places))
+            measured["pairs"] = self.stage(f"pairs-{when}", lambda: measure.pairs(*models(), places))
         if self.plan.task is not None:
             path = Path(self.plan.task)
-            found["task"] = self.stage(
+            measured["task"] = self.stage(
                 f"task-{when}",
                 lambda: measure.task(models()[0], path, self.out / "tasks" / when, self.plan.seeds),
             )
-        return found
+        return measured
 
 
 def save(model: Model, generator: Model | None, folder: Path) -> None:

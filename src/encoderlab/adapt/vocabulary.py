@@ -105,8 +105,8 @@ def rows(old: Tokenizer, new: Tokenizer, texts: Sequence[str], *, neighbours: bo
         if part is None:
             ids = old.encode(new.decode([index], skip_special=False).removeprefix("##").strip()).ids
             ids = ids[ids != old.special.unk]
-            found = ids if len(ids) else middle
-            parts[index] = (np.asarray(found), np.full(len(found), 1 / len(found)))
+            places = ids if len(ids) else middle
+            parts[index] = (np.asarray(places), np.full(len(places), 1 / len(places)))
             pieces += 1
     return RowOrigins([part for part in parts if part is not None], kept, near, pieces)
 
@@ -142,7 +142,7 @@ def _near(new: Tokenizer, texts: Sequence[str], shared: np.ndarray) -> list[tupl
     ppmi /= np.linalg.norm(ppmi, axis=1, keepdims=True) + 1e-9
     sources = np.flatnonzero(shared & often & (ppmi.any(1)))
     targets = np.flatnonzero(~shared & often & (ppmi.any(1)))
-    found = []
+    nearest = []
     for start in range(0, len(targets), 256):
         block = targets[start : start + 256]
         likeness = ppmi[block] @ ppmi[sources].T
@@ -150,8 +150,8 @@ def _near(new: Tokenizer, texts: Sequence[str], shared: np.ndarray) -> list[tupl
         values = np.take_along_axis(likeness, best, 1) / TEMPERATURE
         weights = np.exp(values - values.max(1, keepdims=True))
         weights /= weights.sum(1, keepdims=True)
-        found += [(int(at), (sources[b], w)) for at, b, w in zip(block, best, weights, strict=True)]
-    return found
+        nearest += [(int(at), (sources[b], w)) for at, b, w in zip(block, best, weights, strict=True)]
+    return nearest
 
 
 def transplant(model: Model, tokenizer: Tokenizer, made: RowOrigins) -> Model:
@@ -163,7 +163,7 @@ def transplant(model: Model, tokenizer: Tokenizer, made: RowOrigins) -> Model:
     if model.config.encoder.adaptive is not None:
         raise ConfigError("the words of an adaptive softmax are ordered by frequency; keep the model's vocabulary")
     table = replace(resized(model.config, vocab=tokenizer.vocab_size))
-    found = Model(table, tokenizer)
+    result = Model(table, tokenizer)
     state = model.state_dict()
     for name in TABLES:
         if name not in state:
@@ -173,5 +173,5 @@ def transplant(model: Model, tokenizer: Tokenizer, made: RowOrigins) -> Model:
             torch.from_numpy(w).double() @ old[torch.from_numpy(i).long()].reshape(len(i), -1) for i, w in made.parts
         ]
         state[name] = torch.stack(new).reshape(-1, *old.shape[1:]).to(state[name].dtype)
-    found.load_state_dict(state)
-    return found.eval()
+    result.load_state_dict(state)
+    return result.eval()

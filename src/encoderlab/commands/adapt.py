@@ -71,8 +71,8 @@ def adapt(
     if not text:
         raise ConfigError("no text to adapt to; give files or folders")
     fields: dict[str, Any] = {}
-    for _, found in settings.sources(config or (), set_ or ()):
-        fields |= flatten(found)
+    for _, values in settings.sources(config or (), set_ or ()):
+        fields |= flatten(values)
     plan = AdaptationPlan(
         model=model,
         text=tuple(text),

@@ -474,10 +474,10 @@ ANSWERS: dict[str, tuple[type, ...]] = {  # by verb, the usual one first
 
 def adapter(verb: str) -> TypeAdapter[Any]:
     """What checks an object that ``verb`` printed."""
-    found: Any = FailureAnswer
+    union: Any = FailureAnswer
     for kind in ANSWERS[verb]:
-        found = found | kind
-    return TypeAdapter(found)
+        union = union | kind
+    return TypeAdapter(union)
 
 
 def schema(verb: str) -> dict[str, Any]:

@@ -328,7 +328,7 @@ def serve(
     tokenizer = tokenizer_of(load(model))
     tokens = map(tokenizer.token, range(tokenizer.vocab_size))
     words = [token for token in tokens if token.isascii() and token.isalpha()]
-    found = measure(
+    result = measure(
         contenders(model, against or (), python),
         words or ["a"],
         clients=clients or (1, 8, 32),
@@ -339,11 +339,11 @@ def serve(
         say=terminal.note,
     )
     for title, rows in {
-        **{f"{n} clients": rows for n, rows in found["clients"].items()},
-        "short": found["short"],
+        **{f"{n} clients": rows for n, rows in result["clients"].items()},
+        "short": result["short"],
     }.items():
         terminal.table(
-            f"{title}, {found['threads']} threads",
+            f"{title}, {result['threads']} threads",
             ["", "requests/s", "p50 ms", "p99 ms", "CPU ms each", "ours / its requests/s", "ours / its CPU"],
             [
                 (
@@ -359,12 +359,12 @@ def serve(
             ],
         )
     if overload:
-        over = found["overload"]
+        over = result["overload"]
         terminal.say(
             f"three times the requests: {over['accepted']} accepted with p99 {over['p99']:.0f} ms, {over['refused']} "
             f"refused, {over['failed']} failed"
         )
-    return {"model": model} | found
+    return {"model": model} | result
 
 
 def _check_counts(**given: int | None) -> None:

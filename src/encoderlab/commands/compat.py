@@ -268,7 +268,7 @@ def _find(folder: Path, names: tuple[str, ...]) -> list[Path]:
         DataError: there are two to choose from.
     """
 
-    found: dict[tuple[str, str], list[Path]] = {}
+    files: dict[tuple[str, str], list[Path]] = {}
     for path in sorted(folder.iterdir()):
         kind = suffix(path)
         if kind not in KINDS or not path.is_file():
@@ -277,11 +277,11 @@ def _find(folder: Path, names: tuple[str, ...]) -> list[Path]:
         name = re.match("[a-z]+", stem)
         if name is not None and name[0] in names:
             shard = re.fullmatch(r"([-_.]?\d.*)?", stem[name.end() :])  # train-00000-of-00003, train_1
-            found.setdefault((name[0] if shard else stem, kind + compression), []).append(path)
-    if len(found) > 1:
-        some = ", ".join(paths[0].name for paths in found.values())
+            files.setdefault((name[0] if shard else stem, kind + compression), []).append(path)
+    if len(files) > 1:
+        some = ", ".join(paths[0].name for paths in files.values())
         raise DataError(f"{folder}: has several files for one split ({some}); keep those of one name and kind")
-    return next(iter(found.values()), [])
+    return next(iter(files.values()), [])
 
 
 def _train(flags: Flags, task: Task, splits: dict[str, Split]) -> dict[str, Any]:
@@ -321,8 +321,8 @@ def _predict(wanted: str, flags: Flags) -> dict[str, Any]:
         predictor.form.settings = replace(predictor.form.settings, max_length=_length(flags.max_length, limit))
     predictor.objective.model.to(_place(flags.device))
     example = _example(form, text)
-    found = predictor.predict([example])
-    answer = record(example, found.values[0], found.details[0])
+    predictions = predictor.predict([example])
+    answer = record(example, predictions.values[0], predictions.details[0])
     answers = [{key: value for key, value in answer.items() if key not in ("id", "probabilities")}]
     say(json.dumps(answers, ensure_ascii=False))
     return {"model": flags.model, "predictions": answers}

@@ -133,11 +133,11 @@ def _give_tokenizer(models: Models, path: Path) -> None:
     from encoderlab.interchange import reading
     from encoderlab.interchange.load import find_tokenizer
 
-    found = find_tokenizer(resolve(path), next(iter(models.values())).config.family)
-    if found is None:
+    tokenizer = find_tokenizer(resolve(path), next(iter(models.values())).config.family)
+    if tokenizer is None:
         raise ConfigError(f"{path}: is not a tokenizer; give vocab.txt, a .model, or a tokenizer folder")
     for network in models.values():
-        reading.give_tokenizer(network, found, path)
+        reading.give_tokenizer(network, tokenizer, path)
 
 
 def _lost(task: Path) -> str:

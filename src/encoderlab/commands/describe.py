@@ -58,17 +58,16 @@ def describe(
         config = load(name).config
     else:
         config = models.config(name)
-    found = facts(name, config, length=length, rows=rows)
-    _show(found, tree(config))
-    return found
+    described = facts(name, config, length=length, rows=rows)
+    _show(described, tree(config))
+    return described
 
 
-def _show(found: dict[str, Any], root: Node) -> None:
-
-    picture = Tree(f"{found['name']}  {root.parameters:,} parameters")
+def _show(described: dict[str, Any], root: Node) -> None:
+    picture = Tree(f"{described['name']}  {root.parameters:,} parameters")
     _grow(picture, root)
     terminal.console().print(picture)
-    parameters, flops, memory = found["parameters"], found["flops"], found["memory"]
+    parameters, flops, memory = described["parameters"], described["flops"], described["memory"]
     heads = ", ".join(f"{part} {count:,}" for part, count in parameters["heads"].items())
     terminal.table(
         "Parameters",
@@ -98,7 +97,7 @@ def _show(found: dict[str, Any], root: Node) -> None:
         f"estimated for our kernels: {memory['total'] / 2**20:,.0f} MiB ({causes})"
     )
     terminal.say()
-    terminal.say(found["about"])
+    terminal.say(described["about"])
 
 
 def _grow(branch: Any, node: Node) -> None:

@@ -90,20 +90,20 @@ def export(
     place = best_seed(model, terminal.say)
     network = load(place)
     tokenizer_of(network)
-    found = use_of(network, use)
+    kind = use_of(network, use)
     settings = ExportSettings(
         to=tuple(to or ("onnx",)), pooling=pooling, normalize=normalize, length=length, tolerance=tolerance
     )
-    task = find_task(place) if found not in ("states", "fill-mask") else None
+    task = find_task(place) if kind not in ("states", "fill-mask") else None
     with held_folder(out):
-        texts = None if check is None else _texts(check, place, found, pooling)
-        record = write(network, found, out, settings, task=task, check_int8=texts, say=terminal.note)
+        texts = None if check is None else _texts(check, place, kind, pooling)
+        record = write(network, kind, out, settings, task=task, check_int8=texts, say=terminal.note)
     for text in record["notes"]:
         terminal.note(f"note: {text}")
     largest = {name: max(one["largest"] for one in checked) for name, checked in record["checked"].items()}
     files = ", ".join(f"{name} ({value:.1e} from the model)" for name, value in largest.items())
-    terminal.say(f"{network.config.family}, {found}, written to {out}: {files}; see {out / 'README.md'}")
-    shown = {"model": model, "out": out, "use": found, "format": record["format"], "difference": largest}
+    terminal.say(f"{network.config.family}, {kind}, written to {out}: {files}; see {out / 'README.md'}")
+    shown = {"model": model, "out": out, "use": kind, "format": record["format"], "difference": largest}
     if "int8" in record:
         terminal.say(_verdict(record["int8"]))
         shown["int8"] = record["int8"]

@@ -151,11 +151,11 @@ def finetune(
     if not finished:
         raise Diverged("; ".join(failed))
     page.show(finished, plan.protocol)
-    averages = page.averages_of([found.pretrained for found in finished])
+    averages = page.averages_of([done.pretrained for done in finished])
     for name, value in averages.items():
         say(f"average, as defined by {name}: {100 * value:.2f}")
-    for found in finished if is_suite else ():
-        folder = out / found.task.name
+    for done in finished if is_suite else ():
+        folder = out / done.task.name
         write([folder], folder / "report.html")
     say(write([out], out / "report.html").verdict)
     say(f"models, predictions and score.json in {out}, report in {out / 'report.html'}")
@@ -164,7 +164,7 @@ def finetune(
     return {
         "out": out,
         "protocol": plan.protocol.name,
-        "tasks": {found.task.name: found.pretrained.record for found in finished},
-        "baselines": {found.task.name: found.pretrained.record["baselines"]["dev"] for found in finished},
+        "tasks": {done.task.name: done.pretrained.record for done in finished},
+        "baselines": {done.task.name: done.pretrained.record["baselines"]["dev"] for done in finished},
         "averages": averages,
     }

@@ -52,25 +52,25 @@ def show(finished: Sequence[Finished], protocol: Protocol) -> None:
             "" if row.sd is None else f"{100 * row.sd:.1f}",
             f"{row.n or ''}" + (f" ({row.failed} failed)" if row.failed else ""),
         ]
-        for found in finished
-        for row in found.rows()
+        for one in finished
+        for row in one.rows()
     ]
     best = ["best"] if protocol.report == "best" else []
     head = ["task", "split", "metric", "system", "median", "mean", *best, "sd", "seeds"]
     table(f"scores × 100; protocol {protocol.name}", head, cells)
-    for found in finished:
-        show_search(found)
-        for system, outcome in found.systems.items():
+    for one in finished:
+        show_search(one)
+        for system, outcome in one.systems.items():
             for seed, entry in outcome.record["seeds"].items():
                 if "failed" in entry:
-                    note(f"{found.task.name}, {system}: seed {seed} failed: {entry['failed']}")
-        for remark in dict.fromkeys(remark for run in found.pretrained.runs for remark in run.record["notes"]):
-            note(f"{found.task.name}: {remark}")
+                    note(f"{one.task.name}, {system}: seed {seed} failed: {entry['failed']}")
+        for remark in dict.fromkeys(remark for run in one.pretrained.runs for remark in run.record["notes"]):
+            note(f"{one.task.name}: {remark}")
 
 
-def show_search(found: Finished) -> None:
+def show_search(one: Finished) -> None:
     """Print the points that were tried on the development set, best first, and which one was taken."""
-    record = found.pretrained.record
+    record = one.pretrained.record
     tried = sorted(record["search"], key=lambda entry: -max(entry["dev"], default=-1e9))
     rows = [
         [
@@ -81,7 +81,7 @@ def show_search(found: Finished) -> None:
         for entry in tried
     ]
     if rows:
-        table(f"{found.task.name}: tried on the development set", ["point", f"{record['metric']} × 100", ""], rows)
+        table(f"{one.task.name}: tried on the development set", ["point", f"{record['metric']} × 100", ""], rows)
 
 
 def averages_of(outcomes: Sequence[ProtocolResult]) -> dict[str, float]:
@@ -94,21 +94,21 @@ def averages_of(outcomes: Sequence[ProtocolResult]) -> dict[str, float]:
         for split, scores in outcome.record["scores"].items()
         for metric, stats in scores.items()
     }
-    found = {name: average.of(reported) for name, average in AVERAGES.items()}
-    return {name: value for name, value in found.items() if value is not None}
+    averages = {name: average.of(reported) for name, average in AVERAGES.items()}
+    return {name: value for name, value in averages.items() if value is not None}
 
 
 def show_statistics(task: str, splits: Mapping[str, Mapping[str, Any]]) -> None:
     """Print the statistics of a task's splits (:func:`encoderlab.commands.finetune_stages.statistics`)."""
-    labels = dict.fromkeys(label for found in splits.values() for label in found["labels"])
-    rows = [["examples", *(f"{found['examples']:,}" for found in splits.values())]]
+    labels = dict.fromkeys(label for counts in splits.values() for label in counts["labels"])
+    rows = [["examples", *(f"{counts['examples']:,}" for counts in splits.values())]]
     rows += [
-        [f"label {label}", *(f"{found['labels'].get(label, 0):,}" for found in splits.values())] for label in labels
+        [f"label {label}", *(f"{counts['labels'].get(label, 0):,}" for counts in splits.values())] for label in labels
     ]
     rows += [
-        [f"tokens: {name}", *(f"{found['tokens'][name]:,}" for found in splits.values())]
+        [f"tokens: {name}", *(f"{counts['tokens'][name]:,}" for counts in splits.values())]
         for name in ("median", "95%", "longest")
     ]
     room = next(iter(splits.values()))["max_length"]
-    rows.append([f"longer than a sequence of {room:,}", *(f"{found['cut']:,}" for found in splits.values())])
+    rows.append([f"longer than a sequence of {room:,}", *(f"{counts['cut']:,}" for counts in splits.values())])
     table(f"{task}: nothing is trained", ["", *splits], rows)

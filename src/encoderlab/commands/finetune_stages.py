@@ -315,8 +315,8 @@ def after_tasks(names: Sequence[str], data: Path | None, start: Start, plan: Fin
     """The model after training on intermediate tasks, one after the other."""
     places = [(name, None if Path(name).is_file() else data) for name in names]
     for job in [job for name, place in places for job in jobs_of(name, place, None, None, Given())]:
-        found = plan.once().run(start, job, out / f"after-{job.task.name}")
-        start = Start.read(found.best.model, (*start.origin.after, job.task.name))
+        result = plan.once().run(start, job, out / f"after-{job.task.name}")
+        start = Start.read(result.best.model, (*start.origin.after, job.task.name))
     return start
 
 
@@ -368,7 +368,7 @@ def statistics(plan: FinetunePlan, start: Start, job: TaskWithSplits) -> dict[st
     job = replace(job, task=completed(job.task, train))
     note(f"{job.task.name}: {plan.says(start, job)}")
     recipe = plan.adjust(plan.protocol.recipe_for(job.task, start.model, len(train))).suited(job.task, train)
-    found: dict[str, Any] = {}
+    by_split: dict[str, Any] = {}
     for name, split in job.splits.items():
         form = form_of(job.task, start.model, recipe.form)
         form.items(split.examples)
@@ -378,11 +378,11 @@ def statistics(plan: FinetunePlan, start: Start, job: TaskWithSplits) -> dict[st
         ]
         labels = Counter(label for example in split.examples for label in example.labels)
         median, most = np.percentile(lengths, (50, 95), method="higher")
-        found[name] = {
+        by_split[name] = {
             "examples": len(split),
             "labels": dict(labels.most_common()) if FORMS[job.task.form].labelled else {},
             "tokens": {"median": int(median), "95%": int(most), "longest": max(lengths)},
             "max_length": form.settings.max_length,
             "cut": form.cut,
         }
-    return found
+    return by_split

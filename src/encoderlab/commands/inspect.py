@@ -85,11 +85,11 @@ def inspect(
             for name, best in folder.strongest(look).items()
         ]
         table(look.name, ["most weight on", "layer", "head", "weight"], rows)
-        for found in look.probes:
-            scores = [*enumerate(one[found.measure] for one in found.layers)]
+        for curve in look.probes:
+            scores = [*enumerate(one[curve.measure] for one in curve.layers)]
             lines = [[str(layer) if layer else "embeddings", f"{100 * value:.2f}"] for layer, value in scores]
-            lines += [[name, f"{100 * one[found.measure]:.2f}"] for name, one in found.baselines.items()]
-            table(f"{look.name}: probe of {found.task}", ["layer", found.measure], lines)
+            lines += [[name, f"{100 * one[curve.measure]:.2f}"] for name, one in curve.baselines.items()]
+            table(f"{look.name}: probe of {curve.task}", ["layer", curve.measure], lines)
     say(f"page written to {out / 'index.html'}")
     return {"out": out, "texts": len(read), "models": [folder.record(look) for look in looks]}
 

@@ -89,8 +89,8 @@ def minimal_pairs(
     scorers = scorers_of(network, generator, official=official)
     tokenizer = tokenizer_of(network)
     limits = [scorer.longest for scorer in scorers if scorer.longest is not None]
-    found = survey(files, tokenizer, longest=min(limits, default=None), skip_long=skip_long, bad_first=bad_first)
-    for line in _remarks(found.equal, found.long):
+    surveyed = survey(files, tokenizer, longest=min(limits, default=None), skip_long=skip_long, bad_first=bad_first)
+    for line in _remarks(surveyed.equal, surveyed.long):
         terminal.note(line)
     ties: Ties = "right" if official else "half"
     settings: dict[str, Any] = {"ties": ties, "length_power": length_power, "bad_first": bad_first}
@@ -99,7 +99,7 @@ def minimal_pairs(
             scorers,
             files,
             tokenizer,
-            found,
+            surveyed,
             key=" ".join(map(weights_hash, networks)),
             out=out,
             progress=lambda done, total: show("scored", done, total),
@@ -107,9 +107,9 @@ def minimal_pairs(
         )
         tables = dict(result)
         if corpus is not None:
-            tables |= baselines_of(corpus, files, found, progress=show, **settings)
-    _show(tables, found.paradigms, str(model))
-    return _record(tables, found.paradigms, scoring, length_power, found.equal, found.long)
+            tables |= baselines_of(corpus, files, surveyed, progress=show, **settings)
+    _show(tables, surveyed.paradigms, str(model))
+    return _record(tables, surveyed.paradigms, scoring, length_power, surveyed.equal, surveyed.long)
 
 
 def _remarks(equal: list[str], long: list[str]) -> list[str]:

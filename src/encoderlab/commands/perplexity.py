@@ -84,7 +84,7 @@ def perplexity(
     )
     places = _places(text, positions) if context else []
     scores = {name: evaluate_lm(model, text, protocol) for name, model in loaded.items()}
-    found: dict[str, dict[str, Any]] = {
+    measured: dict[str, dict[str, Any]] = {
         name: {
             "perplexity": score.perplexity,
             "bits_per_token": score.bits_per_token,
@@ -96,15 +96,15 @@ def perplexity(
     if context:
         losses = {name: context_losses(model, text, places, separator=separator) for name, model in loaded.items()}
         for name, length in relative_effective_context(losses, most=LONGEST).items():
-            found[name]["effective_context"] = length
+            measured[name]["effective_context"] = length
     columns = ["model", "perplexity", "bits/token", "bits/byte"] + (["effective context"] if context else [])
     rows = [
         [name, f"{s['perplexity']:,.2f}", f"{s['bits_per_token']:.3f}", f"{s['bits_per_byte']:.3f}"]
         + ([s["effective_context"]] if context else [])
-        for name, s in found.items()
+        for name, s in measured.items()
     ]
     terminal.table(f"{split} of {corpus}, {text.num_tokens:,} tokens", columns, rows)
-    return {"split": split, "protocol": vars(protocol), "models": found}
+    return {"split": split, "protocol": vars(protocol), "models": measured}
 
 
 def _places(text: Corpus, positions: int) -> list[int]:

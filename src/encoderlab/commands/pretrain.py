@@ -170,32 +170,32 @@ def _show(recipe: Recipe, corpus: Path | None) -> dict[str, Any]:
         from encoderlab.corpus.shards import Corpus
 
         recipe = fit(recipe, Tokenizer.load(Corpus(corpus).tokenizer_path))
-    plain, found = to_dict(recipe), estimate(recipe)
+    plain, costs = to_dict(recipe), estimate(recipe)
     say(json.dumps(plain, indent=1, ensure_ascii=False))
-    rows = [[f"parameters of the {network}", f"{count:,}"] for network, count in found.parameters.items()]
-    alone = recipe.objective.kind == "distill" and "teacher" not in found.parameters
-    rows.append(["FLOPs per token" + ", without the teacher" * alone, f"{found.flops_per_token:.3g}"])
-    if found.tokens is not None and found.flops is not None:
-        rows += [["tokens, if rows are full", f"{found.tokens:.3g}"], ["FLOPs", f"{found.flops:.3g}"]]
-    rows.append(["memory for a batch", f"{found.memory / 1e9:.1f} GB"])
-    if found.seconds is not None:
-        machine = f"at half of the {found.rate / 1e9:.0f} GFLOP/s measured here"
-        rows.append(["time", f"{duration(found.seconds)} {machine}" if found.flops else duration(found.seconds)])
+    rows = [[f"parameters of the {network}", f"{count:,}"] for network, count in costs.parameters.items()]
+    alone = recipe.objective.kind == "distill" and "teacher" not in costs.parameters
+    rows.append(["FLOPs per token" + ", without the teacher" * alone, f"{costs.flops_per_token:.3g}"])
+    if costs.tokens is not None and costs.flops is not None:
+        rows += [["tokens, if rows are full", f"{costs.tokens:.3g}"], ["FLOPs", f"{costs.flops:.3g}"]]
+    rows.append(["memory for a batch", f"{costs.memory / 1e9:.1f} GB"])
+    if costs.seconds is not None:
+        machine = f"at half of the {costs.rate / 1e9:.0f} GFLOP/s measured here"
+        rows.append(["time", f"{duration(costs.seconds)} {machine}" if costs.flops else duration(costs.seconds)])
     table("", ["quantity", "value"], rows)
     if warning := caution(recipe.precision, join(recipe.execution.device).device):
         say(f"warning: {warning}")
-    return {"recipe": plain, "estimate": to_dict(found)}
+    return {"recipe": plain, "estimate": to_dict(costs)}
 
 
 def _list() -> dict[str, Any]:
     """A table of all recipes."""
     from encoderlab import recipes
 
-    found = {}
+    by_family = {}
     for name in recipes.RECIPES:
         recipe = recipes.recipe(name)
         encoder = recipe.model.encoder
-        found[name] = {
+        by_family[name] = {
             "family": recipe.model.family,
             "objective": recipe.objective.kind,
             "layers": encoder.layers,
@@ -204,7 +204,7 @@ def _list() -> dict[str, Any]:
             "budget": f"{recipe.budget.amount:,.0f} {recipe.budget.unit}",
         }
     columns = ["recipe", "objective", "layers", "width", "rows × length", "budget"]
-    lines = [[name, r["objective"], r["layers"], r["width"], r["rows"], r["budget"]] for name, r in found.items()]
+    lines = [[name, r["objective"], r["layers"], r["width"], r["rows"], r["budget"]] for name, r in by_family.items()]
     caption = "Names with tiny or mini train in minutes on a CPU; the others have the published sizes and budgets."
-    table(f"{len(found)} recipes", columns, lines, caption=caption)
-    return {"recipes": found}
+    table(f"{len(by_family)} recipes", columns, lines, caption=caption)
+    return {"recipes": by_family}

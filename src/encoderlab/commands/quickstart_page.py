@@ -83,7 +83,7 @@ def tokenizer_facts(road: Road) -> dict[str, str]:
 
 
 def data_facts(road: Road) -> dict[str, str]:
-    tasks = (f"{name}: {found['train']:,} examples to train" for name, found in road.examples.items())
+    tasks = (f"{name}: {counts['train']:,} examples to train" for name, counts in road.examples.items())
     return {
         "Corpus": f"{road.corpus.num_documents:,} passages of modules for training: docstrings, comments and the "
         f"language reference of this Python and its packages (python:{road.size})",
@@ -124,9 +124,9 @@ def verdict(outcome: Outcome, accuracy: float | None, tasks: Sequence[TaskScores
     words += f" and fills {accuracy:.0%} of the masked words of unseen modules." if accuracy is not None else "."
     gains, unclear, losses = [], [], []
     for task in tasks:
-        if (found := difference(task)) is None:
+        if (gain := difference(task)) is None:
             continue
-        middle, half = (100 * number for number in found)
+        middle, half = (100 * number for number in gain)
         if middle - half > 0:
             gains.append(f"{task.name} by {middle:.1f} ± {half:.1f}")
         elif middle + half < 0:
@@ -161,7 +161,7 @@ def limits(outcome: Outcome) -> list[str]:
 
 def summary_of(road: Road) -> dict[str, Any]:
     """The content of ``summary.json``."""
-    found = {task.name: difference(task) for task in road.tasks}
+    gains = {task.name: difference(task) for task in road.tasks}
     outcome = road.outcome
     return {
         "out": road.out,
@@ -170,7 +170,7 @@ def summary_of(road: Road) -> dict[str, Any]:
         "seconds": road.seconds,
         "pretraining": {"steps": outcome.step, "tokens": outcome.tokens, "validation": dict(outcome.metrics)},
         "tasks": {task.name: {m.name: list(m.scores) for m in task.methods} for task in road.tasks},
-        "differences": {name: gain and {"mean": gain[0], "half": gain[1]} for name, gain in found.items()},
+        "differences": {name: gain and {"mean": gain[0], "half": gain[1]} for name, gain in gains.items()},
     }
 
 

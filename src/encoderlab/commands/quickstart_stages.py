@@ -158,7 +158,7 @@ def recipe_for(chosen: QuickstartPlan, seed: int) -> Recipe:
 
 def blanks(size: Literal["stdlib", "all"], tokenizer: Tokenizer, count: int = 6) -> list[tuple[str, str]]:
     """Held-out sentences with one word masked, and the word. Chosen by a hash, not by how well they turn out."""
-    found: dict[int, tuple[str, str]] = {}
+    chosen: dict[int, tuple[str, str]] = {}
     mask = tokenizer.token(tokenizer.special.mask)
     for passage in passages(size):
         sentence = plain(passage.paragraphs[0]) if passage.split == "test" else ""
@@ -168,8 +168,8 @@ def blanks(size: Literal["stdlib", "all"], tokenizer: Tokenizer, count: int = 6)
         key = derive("quickstart blanks", sentence)
         word = words[key % len(words)]
         if len(tokenizer.encode(word).ids) == 1 and sentence.count(word) == 1:
-            found[key] = (sentence.replace(word, mask), word)
-    return [found[key] for key in sorted(found)[:count]]
+            chosen[key] = (sentence.replace(word, mask), word)
+    return [chosen[key] for key in sorted(chosen)[:count]]
 
 
 def fill(before: Model, after: Model, text: str, answer: str) -> Fill:

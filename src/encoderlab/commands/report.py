@@ -51,7 +51,7 @@ def report(
 def _is_finetuning(folder: Path) -> bool:
     """Whether a folder holds what a protocol found for a task, or those of a suite; a run has a recipe."""
     return not (folder / "recipe.json").exists() and any(
-        found for pattern in ("score.json", "*/score.json") for found in folder.glob(pattern)
+        path for pattern in ("score.json", "*/score.json") for path in folder.glob(pattern)
     )
 
 

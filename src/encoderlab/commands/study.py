@@ -74,8 +74,8 @@ def study(
             begun=lambda job: terminal.note(f"{job.name}: began"),
         )
         results = run(plan, out, execute, retry=retry, say=terminal.note)
-        found = record(results)
-        write_json(out / "results.json", found)
+        summary = record(results)
+        write_json(out / "results.json", summary)
         write(results, out / "study.html")
     _show(results)
     terminal.say(f"results in {out / 'results.json'}, page in {out / 'study.html'}")
@@ -83,18 +83,18 @@ def study(
         raise DataError(f"no run of {file} succeeded; see what failed in {out / 'study.html'}")
     if results.missing:
         raise Stopped(f"{len(results.missing)} runs are left; run the same command again to resume")
-    return {"out": out, **found}
+    return {"out": out, **summary}
 
 
 def _show_plan(plan: StudyPlan) -> dict[str, Any]:
     """The table of runs with their cost."""
     from encoderlab.config import to_dict
 
-    study, found = plan.study, plan.estimates()
+    study, estimates = plan.study, plan.estimates()
     trials = 0 if study.tune is None else len(study.tune.factors)
     seeds = len(study.seed_numbers)
     rows, total, seconds = [], 0.0, 0.0
-    for (arm, amount), one in found.items():
+    for (arm, amount), one in estimates.items():
         share = seeds + trials * (study.tune.share if study.tune else 0.0)
         total += (one.flops or 0.0) * share
         seconds += (one.seconds or 0.0) * share
@@ -111,7 +111,7 @@ def _show_plan(plan: StudyPlan) -> dict[str, Any]:
             ]
         )
     columns = ["arm", "budget", "trials", "seeds", "parameters", "tokens", "FLOPs of a run", "time of a run"]
-    runs = len(found) * (seeds + trials)
+    runs = len(estimates) * (seeds + trials)
     terminal.table(f"{runs} runs", columns, rows, caption="Time at half of the rate of products measured here.")
     terminal.say(f"{runs} runs, {total:.3g} FLOPs, about {duration(seconds)} one after the other, without measures")
     for line in plan.fairness():
@@ -120,7 +120,7 @@ def _show_plan(plan: StudyPlan) -> dict[str, Any]:
         "runs": runs,
         "flops": total,
         "seconds": seconds,
-        "arms": {f"{arm} {amount:g}": to_dict(one) for (arm, amount), one in found.items()},
+        "arms": {f"{arm} {amount:g}": to_dict(one) for (arm, amount), one in estimates.items()},
         "fairness": plan.fairness(),
     }
 

@@ -117,12 +117,12 @@ def evaluate(
     scored = dict(zip(map(str, places), each, strict=True))
     if len(members) > 1:
         scored = {"ensemble": together, **scored}
-    found = {}
+    scores = {}
     if unlabelled:
         note(f"{task.name}: the {split} examples have no labels; nothing to score")
     else:
-        found = {name: _score(name, task, part, predictions) for name, predictions in scored.items()}
-        show_scores(f"{task.name}, {len(part):,} examples (× 100)", found)
+        scores = {name: _score(name, task, part, predictions) for name, predictions in scored.items()}
+        show_scores(f"{task.name}, {len(part):,} examples (× 100)", scores)
     files = []
     if submission is not None:
         with held_folder(submission):
@@ -136,7 +136,7 @@ def evaluate(
                 null_odds=together.null_odds,
             )
         say(f"written: {', '.join(map(str, files))}")
-    return {"task": task.name, "examples": len(part), "data": part.sha256, "scores": found, "submission": files}
+    return {"task": task.name, "examples": len(part), "data": part.sha256, "scores": scores, "submission": files}
 
 
 def labelled_data(
@@ -154,11 +154,11 @@ def labelled_data(
         return task, task.read([Path(data)], split, skip_unlabelled=given.skip_unlabelled), {}
     if is_dataset(Path(data)):
         files, wanted = dataset_files(Path(data)), DATASET_SPLITS.get(split, split)
-        found = files.get(wanted) or files.get(split) or (files["train"] if list(files) == ["train"] else None)
-        if found is None:
+        paths = files.get(wanted) or files.get(split) or (files["train"] if list(files) == ["train"] else None)
+        if paths is None:
             raise DataError(f"{data}: has the splits {', '.join(files)} and no {wanted}; name one with --split")
-        task = task_of_file(found[0], own, given, note)
-        return task, task.read(found, split, skip_unlabelled=given.skip_unlabelled), {}
+        task = task_of_file(paths[0], own, given, note)
+        return task, task.read(paths, split, skip_unlabelled=given.skip_unlabelled), {}
     if is_file_name(data) or "/" in data:
         raise ConfigError(f"{data}: no such file; give labelled data, or the name of a benchmark")
     task, names = fitted(suites.task(data), own, note)
@@ -167,33 +167,33 @@ def labelled_data(
     return task, task.load(folder, split), names
 
 
-def _score(name: str, task: Task, part: Split, found: Predictions) -> dict[str, float]:
+def _score(name: str, task: Task, part: Split, predictions: Predictions) -> dict[str, float]:
     """The scores of the model ``name``; prints warnings about them."""
     from encoderlab.tasks.forms.table import FORMS
 
-    scores, notes = FORMS[task.form].score_found(task, part.examples, found)
+    scores, notes = FORMS[task.form].score_found(task, part.examples, predictions)
     for remark in notes:
         note(f"{name}: {remark}")
     return scores
 
 
-def show_scores(title: str, found: Mapping[str, Mapping[str, float]]) -> None:
+def show_scores(title: str, by_model: Mapping[str, Mapping[str, float]]) -> None:
     """Print scores by model, and the gain of an ensemble."""
-    metrics = list(next(iter(found.values())))
+    metrics = list(next(iter(by_model.values())))
     plain = ("total", "threshold", "mean_squared_error")  # no shares
     rows = [
         [
             metric,
             *(
                 f"{scores[metric]:,.4g}" if metric.endswith(plain) else f"{100 * scores[metric]:.2f}"
-                for scores in found.values()
+                for scores in by_model.values()
             ),
         ]
         for metric in metrics
     ]
-    table(title, ["metric", *("/".join(Path(name).parts[-2:]) for name in found)], rows)
-    if "ensemble" in found:
-        together, *alone = (scores[metrics[0]] for scores in found.values())
+    table(title, ["metric", *("/".join(Path(name).parts[-2:]) for name in by_model)], rows)
+    if "ensemble" in by_model:
+        together, *alone = (scores[metrics[0]] for scores in by_model.values())
         mean, best = together - sum(alone) / len(alone), together - max(alone)
         say(f"gain of the ensemble in {metrics[0]}: {100 * mean:+.2f} over the mean, {100 * best:+.2f} over the best")
 
@@ -257,15 +257,15 @@ def _predict_texts(predictor: Predictor, texts: list[str], besides: Sequence[str
 
     examples = [example_of(predictor.form.task, number, text) for number, text in enumerate(texts)]
     predictions = predictor.predict(examples)
-    found = [
+    records = [
         record(example, value, detail, predictor.form.head_labels(), besides)
         for example, value, detail in zip(examples, predictions.values, predictions.details, strict=True)
     ]
-    for text, answer in zip(texts, found, strict=True):
+    for text, answer in zip(texts, records, strict=True):
         say(f"{_answer(answer)}\t{text}")
     if line := _cut(predictor):
         note(line)
-    return {"predictions": found}
+    return {"predictions": records}
 
 
 def _predict_file(
@@ -292,10 +292,10 @@ def _predict_file(
             say(f"{done:,} predictions written to {out}")
             return {"predictions": done, "out": out}
         with open(target, encoding="utf-8", newline="\n") as file:
-            found = [json.loads(line) for line in file]
-    for answer in found:
+            records = [json.loads(line) for line in file]
+    for answer in records:
         say(f"{answer['id']}\t{_answer(answer)}")
-    return {"predictions": found}
+    return {"predictions": records}
 
 
 def _cut(predictor: Predictor) -> str:
@@ -304,9 +304,9 @@ def _cut(predictor: Predictor) -> str:
     return form.cut_note("text", f"the model's {form.settings.max_length}")
 
 
-def _answer(found: dict[str, Any]) -> str:
+def _answer(record: dict[str, Any]) -> str:
     """The prediction for one record, as text."""
-    value = next(found[key] for key in ("label", "answer", "prediction") if key in found)
+    value = next(record[key] for key in ("label", "answer", "prediction") if key in record)
     if isinstance(value, list):
         return " ".join(map(str, value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -51,12 +51,12 @@ class TaskReader:
     def outputs(self, items: Sequence[Item], budget: int = BATCH_TOKENS) -> list[Any]:
         """The scores of every item, as :meth:`encoderlab.tasks.runs.predict.Predictor.outputs` gives them."""
         sequences = [sequence for item in items for sequence in item.sequences]
-        found: list[Any] = [None] * len(sequences)
+        results: list[Any] = [None] * len(sequences)
         for index in by_length([len(sequence) for sequence in sequences], budget):
             outputs = self.run(self._inputs([sequences[i] for i in index]))
             for row, i in enumerate(index):
-                found[i] = self._output({name: array[row] for name, array in outputs.items()}, sequences[i])
-        by_item, left = [], iter(found)
+                results[i] = self._output({name: array[row] for name, array in outputs.items()}, sequences[i])
+        by_item, left = [], iter(results)
         for item in items:
             own = [next(left) for _ in item.sequences]
             by_item.append(self._joined(own))

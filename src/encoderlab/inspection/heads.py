@@ -64,14 +64,14 @@ def importance(objective: Objective, encoder: Encoder, batches: Sequence[Batch])
 def losses(objective: Objective, batches: Sequence[Batch]) -> dict[str, float]:
     """The mean of every term over the batches, and their weighted ``loss``, without dropout."""
     counts, memory = _counts(objective, batches), None
-    found = {"loss": 0.0} | dict.fromkeys(counts, 0.0)
+    sums = {"loss": 0.0} | dict.fromkeys(counts, 0.0)
     with evaluating(objective):
         for batch in batches:
             terms, memory = objective(batch, memory=memory)
-            found["loss"] += float(_loss(terms, counts))
+            sums["loss"] += float(_loss(terms, counts))
             for name, term in terms.items():
-                found[name] += float(term.sum) / max(counts[name], 1)
-    return found
+                sums[name] += float(term.sum) / max(counts[name], 1)
+    return sums
 
 
 def _counts(objective: Objective, batches: Sequence[Batch]) -> dict[str, int]:
@@ -92,10 +92,10 @@ def _watched(modules: Sequence[Attention]) -> Iterator[dict[int, list[Call]]]:
     calls: dict[int, list[Call]] = {}
 
     def keep(number: int) -> Any:
-        def hook(module: Attention, given: tuple[Any, ...], found: tuple[Tensor, Any]) -> None:
-            if found[0].requires_grad:
-                found[0].retain_grad()
-                calls.setdefault(number, []).append((found[0], given[2], module.head_width))
+        def hook(module: Attention, given: tuple[Any, ...], output: tuple[Tensor, Any]) -> None:
+            if output[0].requires_grad:
+                output[0].retain_grad()
+                calls.setdefault(number, []).append((output[0], given[2], module.head_width))
 
         return hook
 

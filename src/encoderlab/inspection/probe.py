@@ -97,8 +97,8 @@ def probe(
             y = store.read(_words(asked, "word")[0])[:, layer]
             guesses = classifier.scores((y - mean) / deviation)
             ends = np.cumsum([len(item.sequences[0]) for item in asked])[:-1]
-            found = form.decode(asked, np.split(guesses, ends), dev.examples)
-            layers.append(score(task, dev.examples, found.values)[0])
+            predictions = form.decode(asked, np.split(guesses, ends), dev.examples)
+            layers.append(score(task, dev.examples, predictions.values)[0])
     sizes = int(known.sum()), sum(len(example.words) for example in dev.examples if isinstance(example, TaggedWords))
     return Probed(
         task=task.name,

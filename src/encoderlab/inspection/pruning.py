@@ -75,8 +75,8 @@ class OnTask:
         """Loss and measures of the model, or of a smaller one in its place, on the other half."""
         predictor = Predictor(TaskObjective(model.to(usual_device()), self.predictor.form))
         examples = self.examples[1::2]
-        found, _ = FORMS[self.task.form].score_found(self.task, examples, predictor.predict(examples))
-        return {"loss": losses(predictor.objective, self._batches(predictor, 1))["loss"], **found}
+        scores, _ = FORMS[self.task.form].score_found(self.task, examples, predictor.predict(examples))
+        return {"loss": losses(predictor.objective, self._batches(predictor, 1))["loss"], **scores}
 
     def _batches(self, predictor: Predictor, half: int) -> list[Batch]:
         form = predictor.form
@@ -110,13 +110,13 @@ def record(
     }
 
 
-def write(found: Mapping[str, Any], out: Path) -> None:
+def write(report: Mapping[str, Any], out: Path) -> None:
     """Write ``pruning.json`` and, for people, ``pruning.md``."""
-    write_json(out / "pruning.json", dict(found))
-    before, after = found["scores"]["before"], found["scores"]["after"]
-    heads, parameters = found["heads"], found["parameters"]
+    write_json(out / "pruning.json", dict(report))
+    before, after = report["scores"]["before"], report["scores"]["after"]
+    heads, parameters = report["heads"], report["parameters"]
     lines = [
-        f"# {found['model']} with {heads['after']} of {heads['before']} heads per layer",
+        f"# {report['model']} with {heads['after']} of {heads['before']} heads per layer",
         "",
         f"{parameters['before']:,} parameters before, {parameters['after']:,} after. Heads were chosen on one half of",
         "the data by the gradient of the loss by a factor on their output (Michel et al., 2019); the scores are those",
@@ -131,7 +131,7 @@ def write(found: Mapping[str, Any], out: Path) -> None:
         "| layer | " + " | ".join(f"head {head}" for head in range(heads["before"])) + " |",
         "|---|" + "---|" * heads["before"],
     ]
-    for layer, (row, gone) in enumerate(zip(found["importance"], found["removed"], strict=True)):
+    for layer, (row, gone) in enumerate(zip(report["importance"], report["removed"], strict=True)):
         most = max(row) or 1.0
         cells = [f"({value / most:.2f})" if head in gone else f"{value / most:.2f}" for head, value in enumerate(row)]
         lines.append(f"| {layer} | " + " | ".join(cells) + " |")

@@ -156,13 +156,13 @@ def context_losses(model: Model, text: Documents, positions: Sequence[int], *, s
                 f"position {min(positions)} has fewer than {context} tokens before it; choose later positions"
             )
         model.eval()
-        found, size = [], max(1, TOKENS_AT_ONCE // context)
+        parts, size = [], max(1, TOKENS_AT_ONCE // context)
         for start in range(0, len(positions), size):
             rows = [line.read(place - context, place + 1).ids for place in positions[start : start + size]]
             ids = torch.from_numpy(np.stack(rows)).to(device)
             last = model.encoder(ids[:, :-1]).last[:, -1]
-            found.append(_losses(model, last, ids[:, -1]).double().cpu())
-        return torch.cat(found).numpy()
+            parts.append(_losses(model, last, ids[:, -1]).double().cpu())
+        return torch.cat(parts).numpy()
 
     return losses
 
@@ -193,7 +193,7 @@ def relative_effective_context(
             known[name, context] = models[name](context)
         return known[name, context]
 
-    found = {}
+    lengths = {}
     for name in models:
         context = start
         while context < most:
@@ -205,8 +205,8 @@ def relative_effective_context(
             if 1 - math.exp(long - short) < threshold:
                 break
             context += step
-        found[name] = context
-    return found
+        lengths[name] = context
+    return lengths
 
 
 def _losses(model: Model, states: Tensor, targets: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ def make(folders: Sequence[Path], *, title: str | None = None) -> Page:
     runs = {
         name: [read(place) for place in tasks_in(folder)] for name, folder in zip(names(folders), folders, strict=True)
     }
-    everything = [found for tasks in runs.values() for found in tasks]
+    everything = [tuning for tasks in runs.values() for tuning in tasks]
     if len(everything) == 1:
         return _one(everything[0], title)
     return _several(runs, title)
@@ -80,99 +80,99 @@ def split_name(split: str) -> str:
     return SPLITS.get(first, first) + (f", {rest}" if rest else "")
 
 
-def model_name(found: Finetuning) -> str:
+def model_name(tuning: Finetuning) -> str:
     """The folder of the initial model; that of a run, and not of its ``model``."""
-    path = Path(found.record.get("initial", {}).get("folder") or "fresh weights")
+    path = Path(tuning.record.get("initial", {}).get("folder") or "fresh weights")
     return path.parent.name if path.name == "model" and path.parent.name else path.name
 
 
-def verdict(found: Finetuning) -> str:
+def verdict(tuning: Finetuning) -> str:
     """The scores of every split, and the best baseline of the development set."""
-    parts = [f"{points(found.scores(split))} on the {split_name(split).lower()}" for split in found.splits]
-    ended, tried = len(found.ended), len(found.seeds)
+    parts = [f"{points(tuning.scores(split))} on the {split_name(split).lower()}" for split in tuning.splits]
+    ended, tried = len(tuning.ended), len(tuning.seeds)
     over = f"{ended} seed{'s' * (ended > 1)}" if ended == tried else f"{ended} of {tried} seeds"
-    words = f"{found.metric} {' and '.join(parts)}, over {over}"
-    simple = _baselines(found, "dev")
+    words = f"{tuning.metric} {' and '.join(parts)}, over {over}"
+    simple = _baselines(tuning, "dev")
     if simple:
         best = max(simple, key=lambda one: one.scores[0])
         words += f"; {best.name} has {100 * best.scores[0]:.1f} on the development set"
-    failed = [f"seed {run.seed} ({run.failed})" for run in found.seeds if run.failed]
+    failed = [f"seed {run.seed} ({run.failed})" for run in tuning.seeds if run.failed]
     return words + "." + (f" Failed: {', '.join(failed)}." if failed else "")
 
 
-def _baselines(found: Finetuning, split: str) -> list[MethodScores]:
-    scores = found.record.get("baselines", {}).get(split, {})
-    return [MethodScores(name=name, scores=[of[found.metric]]) for name, of in scores.items() if found.metric in of]
+def _baselines(tuning: Finetuning, split: str) -> list[MethodScores]:
+    scores = tuning.record.get("baselines", {}).get(split, {})
+    return [MethodScores(name=name, scores=[of[tuning.metric]]) for name, of in scores.items() if tuning.metric in of]
 
 
 def plots(named: Sequence[tuple[str, Finetuning]], *, by: str = "") -> list[TaskScores]:
     """A strip plot for every split of one task on the same data. Two systems with the same seeds are compared."""
-    found = named[-1][1]
+    tuning = named[-1][1]
     seeds = {tuple(run.seed for run in one.ended) for _, one in named}
     last = named[-1][0]
-    about = f"{found.record['examples']['train']:,} training examples"
+    about = f"{tuning.record['examples']['train']:,} training examples"
     return [
         TaskScores(
             name=split_name(split),
-            about=f"{about}, {found.record['examples'][split]:,} here.",
-            metric=found.metric,
-            methods=_baselines(found, split)
+            about=f"{about}, {tuning.record['examples'][split]:,} here.",
+            metric=tuning.metric,
+            methods=_baselines(tuning, split)
             + [
                 MethodScores(name=name, scores=one.scores(split), ours=True) for name, one in named if one.scores(split)
             ],
             compare=(last, named[0][0]) if len(named) == 2 and len(seeds) == 1 else None,
             by=by or (f"of {last} over {named[0][0]}" if len(named) == 2 else ""),
         )
-        for split in found.splits
+        for split in tuning.splits
     ]
 
 
 # One task
 
 
-def _one(found: Finetuning, title: str | None) -> Page:
-    best = found.best
+def _one(tuning: Finetuning, title: str | None) -> Page:
+    best = tuning.best
     analysis = best.analysis.get("dev")
-    said = verdict(found)
-    drawn = plots(list(found.systems()), by="from pretraining")
-    head = [split_name(split) for split in found.splits]
-    table = _all_scores(found)
+    said = verdict(tuning)
+    drawn = plots(list(tuning.systems()), by="from pretraining")
+    head = [split_name(split) for split in tuning.splits]
+    table = _all_scores(tuning)
     runs = [
-        Run(name=f"seed {run.seed}" + (f", {WITHOUT}" if one is found.fresh else ""), train=run.train, valid=run.valid)
-        for _, one in reversed(list(found.systems()))
+        Run(name=f"seed {run.seed}" + (f", {WITHOUT}" if one is tuning.fresh else ""), train=run.train, valid=run.valid)
+        for _, one in reversed(list(tuning.systems()))
         for run in one.seeds
     ]
-    metrics = _metrics(found)
+    metrics = _metrics(tuning)
     strips = [metric for metric in STRIPS if any(metric.key in line for run in runs for line in run.train)]
     return Page(
         html=fill(
             "finetuning.html",
             data=curve_data(metrics, strips, runs)
-            | {"title": title or found.task, "verdict": said, "record": finite(found.record)},
-            title=title or f"{found.task}: {model_name(found)} fine-tuned",
+            | {"title": title or tuning.task, "verdict": said, "record": finite(tuning.record)},
+            title=title or f"{tuning.task}: {model_name(tuning)} fine-tuned",
             verdict=said,
-            findings=_findings(found),
-            tiles=_tiles(found),
+            findings=_findings(tuning),
+            tiles=_tiles(tuning),
             plots=[strip(task) for task in drawn],
-            protocol=protocol_note(found),
+            protocol=protocol_note(tuning),
             scores={"head": head, "rows": table},
-            seeds=_seeds(found),
-            search=_search(found),
+            seeds=_seeds(tuning),
+            search=_search(tuning),
             metrics=metrics,
             strips=strips,
             best=best.seed,
-            several=len(found.ended) > 1,
+            several=len(tuning.ended) > 1,
             analysis=analysis,
-            classes=_classes(found),
+            classes=_classes(tuning),
             matrix=_matrix(analysis.confusion) if analysis else None,
             scatter=_scatter(analysis.points) if analysis else None,
-            mistakes=[_mistake(one, found) for one in analysis.worst[:MISTAKES]] if analysis else [],
-            settings=settings(found),
-            every=flatten(found.record["recipe"]),
-            costs=costs(found),
-            provenance=provenance(found),
-            remarks=_remarks(found),
-            commands=[command(found)] if "command" in found.record else [],
+            mistakes=[_mistake(one, tuning) for one in analysis.worst[:MISTAKES]] if analysis else [],
+            settings=settings(tuning),
+            every=flatten(tuning.record["recipe"]),
+            costs=costs(tuning),
+            provenance=provenance(tuning),
+            remarks=_remarks(tuning),
+            commands=[command(tuning)] if "command" in tuning.record else [],
         ),
         verdict=said,
         head=head,
@@ -180,14 +180,14 @@ def _one(found: Finetuning, title: str | None) -> Page:
     )
 
 
-def _tiles(found: Finetuning) -> list[Tile]:
-    ended = found.ended
+def _tiles(tuning: Finetuning) -> list[Tile]:
+    ended = tuning.ended
     tiles = []
-    for split in found.splits:
-        scores = found.scores(split)
-        spread = f"{found.record['report']} {100 * _reported(found, split):.1f}, " if len(scores) > 1 else ""
-        tiles.append((f"{found.metric}, {split_name(split).lower()}", points(scores), f"{spread}n = {len(scores)}"))
-    examples = found.record["examples"]
+    for split in tuning.splits:
+        scores = tuning.scores(split)
+        spread = f"{tuning.record['report']} {100 * _reported(tuning, split):.1f}, " if len(scores) > 1 else ""
+        tiles.append((f"{tuning.metric}, {split_name(split).lower()}", points(scores), f"{spread}n = {len(scores)}"))
+    examples = tuning.record["examples"]
     tiles.append(("Training examples", f"{examples['train']:,}", f"{examples['dev']:,} for development"))
     first = ended[0].record
     tiles.append(("Updates", f"{first['steps']:,}", f"batches of {first['recipe']['batch']}"))
@@ -195,13 +195,13 @@ def _tiles(found: Finetuning) -> list[Tile]:
     return tiles[:6]
 
 
-def _reported(found: Finetuning, split: str) -> float:
-    return found.record["scores"][split][found.metric][found.record["report"]]
+def _reported(tuning: Finetuning, split: str) -> float:
+    return tuning.record["scores"][split][tuning.metric][tuning.record["report"]]
 
 
-def protocol_note(found: Finetuning) -> str:
+def protocol_note(tuning: Finetuning) -> str:
     """Which protocol, and how many seeds it truly had here."""
-    record, tried = found.record, len(found.seeds)
+    record, tried = tuning.record, len(tuning.seeds)
     seeds = f"{tried} seed{'s' * (tried > 1)}"
     return (
         f"Dots are seeds, the line is their mean, the band its 95% interval. Protocol {record['protocol']} "
@@ -209,24 +209,24 @@ def protocol_note(found: Finetuning) -> str:
     )
 
 
-def _all_scores(found: Finetuning) -> list[tuple[str, list[str]]]:
+def _all_scores(tuning: Finetuning) -> list[tuple[str, list[str]]]:
     """Every metric of every split: of the model, of fresh weights, of the baselines."""
     rows = []
-    several = found.fresh is not None or bool(found.record.get("baselines"))
-    for system, one in found.systems():
+    several = tuning.fresh is not None or bool(tuning.record.get("baselines"))
+    for system, one in tuning.systems():
         measured = list(
-            dict.fromkeys(metric for split in found.splits for metric in one.record["scores"].get(split, {}))
+            dict.fromkeys(metric for split in tuning.splits for metric in one.record["scores"].get(split, {}))
         )
         for metric in measured:
-            values = {split: one.scores(split, metric) for split in found.splits if split in one.record["scores"]}
-            cells = [_cell(metric, values.get(split, [])) for split in found.splits]
+            values = {split: one.scores(split, metric) for split in tuning.splits if split in one.record["scores"]}
+            cells = [_cell(metric, values.get(split, [])) for split in tuning.splits]
             rows.append((f"{metric}, {system}" if several else metric, cells))
-    for name in dict.fromkeys(name for scores in found.record.get("baselines", {}).values() for name in scores):
-        by_split = {split: scores.get(name, {}) for split, scores in found.record["baselines"].items()}
+    for name in dict.fromkeys(name for scores in tuning.record.get("baselines", {}).values() for name in scores):
+        by_split = {split: scores.get(name, {}) for split, scores in tuning.record["baselines"].items()}
         for metric in dict.fromkeys(metric for scores in by_split.values() for metric in scores):
             cells = [
                 _cell(metric, [scores[metric]] if metric in (scores := by_split.get(split, {})) else [])
-                for split in found.splits
+                for split in tuning.splits
             ]
             rows.append((f"{metric}, {name}", cells))
     return rows
@@ -241,25 +241,25 @@ def _cell(metric: str, values: Sequence[float]) -> str:
     return points(values)
 
 
-def _seeds(found: Finetuning) -> dict[str, Any]:
+def _seeds(tuning: Finetuning) -> dict[str, Any]:
     """A row per seed."""
-    head = [split_name(split) for split in found.splits] + ["best at update", "updates", "time"]
+    head = [split_name(split) for split in tuning.splits] + ["best at update", "updates", "time"]
     rows = []
-    for run in found.seeds:
+    for run in tuning.seeds:
         scores = [
-            f"{100 * run.scores[split][found.metric]:.1f}" if split in run.scores else "–" for split in found.splits
+            f"{100 * run.scores[split][tuning.metric]:.1f}" if split in run.scores else "–" for split in tuning.splits
         ]
         record = run.record
         place = "–" if record.get("best_step") is None else f"{record['best_step']:,}"
         end = [place, f"{record['steps']:,}", duration(record["seconds"])] if record else ["–"] * 3
-        best = " (best)" if run.scores and run is found.best and len(found.ended) > 1 else ""
+        best = " (best)" if run.scores and run is tuning.best and len(tuning.ended) > 1 else ""
         rows.append((f"seed {run.seed}{best}", [*scores, *end], run.failed))
     return {"head": head, "rows": rows}
 
 
-def _search(found: Finetuning) -> dict[str, Any] | None:
+def _search(tuning: Finetuning) -> dict[str, Any] | None:
     """What was tried before the seeds, the best first."""
-    tried = found.record.get("search") or []
+    tried = tuning.record.get("search") or []
     if not tried:
         return None
     fields = list(dict.fromkeys(field for entry in tried for field in entry["point"]))
@@ -267,21 +267,21 @@ def _search(found: Finetuning) -> dict[str, Any] | None:
     for entry in sorted(tried, key=lambda entry: -max(entry["dev"], default=-1e9)):
         score = f"{100 * fmean(entry['dev']):.1f}" if entry["dev"] else "failed"
         values = [_plain(entry["point"].get(field)) for field in fields]
-        rows.append((score, values, entry["point"] == found.record["chosen"]))
-    return {"fields": fields, "rows": rows, "metric": found.metric}
+        rows.append((score, values, entry["point"] == tuning.record["chosen"]))
+    return {"fields": fields, "rows": rows, "metric": tuning.metric}
 
 
 def _plain(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _metrics(found: Finetuning) -> list[Metric]:
+def _metrics(tuning: Finetuning) -> list[Metric]:
     """The losses, and three of the scores that validations measured; the task's own metric first."""
-    lines = [line for run in found.seeds for line in (*run.train, *run.valid)]
+    lines = [line for run in tuning.seeds for line in (*run.train, *run.valid)]
     keys = list(dict.fromkeys(key for line in lines for key in line))
     losses = [key for key in keys if key.startswith("losses.")]
     scores = [key for key in keys if key.startswith("scores.") and not key.endswith(COUNTS)]
-    scores.sort(key=lambda key: key != f"scores.{found.metric}")
+    scores.sort(key=lambda key: key != f"scores.{tuning.metric}")
     return [
         *(
             Metric(key=key, label="Loss" if len(losses) == 1 else f"Loss, {key.removeprefix('losses.')}")
@@ -291,30 +291,30 @@ def _metrics(found: Finetuning) -> list[Metric]:
     ]
 
 
-def _findings(found: Finetuning) -> list[dict[str, str]]:
+def _findings(tuning: Finetuning) -> list[dict[str, str]]:
     """What the doctor says of the seeds, each finding once with its seeds."""
     said: dict[str, dict[str, Any]] = {}
-    for run in found.ended:
+    for run in tuning.ended:
         for finding in run.record.get("findings", []):
             said.setdefault(finding["name"], {**finding, "seeds": []})["seeds"].append(run.seed)
     return [
         {
             **one,
-            "seeds": "every seed" if len(one["seeds"]) == len(found.ended) > 1 else f"seed {', '.join(one['seeds'])}",
+            "seeds": "every seed" if len(one["seeds"]) == len(tuning.ended) > 1 else f"seed {', '.join(one['seeds'])}",
         }
         for one in said.values()
     ]
 
 
-def _remarks(found: Finetuning) -> list[str]:
+def _remarks(tuning: Finetuning) -> list[str]:
     """What was remarked about data and runs, each once; the doctor's findings stand elsewhere."""
-    notes = [note for run in found.ended for note in run.record.get("notes", []) if not note.startswith("doctor: ")]
-    return list(dict.fromkeys([*found.record.get("remarks", []), *notes]))
+    notes = [note for run in tuning.ended for note in run.record.get("notes", []) if not note.startswith("doctor: ")]
+    return list(dict.fromkeys([*tuning.record.get("remarks", []), *notes]))
 
 
-def _classes(found: Finetuning) -> dict[str, Any] | None:
+def _classes(tuning: Finetuning) -> dict[str, Any] | None:
     """Scores by class on the development set: means over seeds, with their standard deviation."""
-    analyses = [run.analysis["dev"] for run in found.ended if "dev" in run.analysis and run.analysis["dev"].classes]
+    analyses = [run.analysis["dev"] for run in tuning.ended if "dev" in run.analysis and run.analysis["dev"].classes]
     if not analyses:
         return None
     rows = []
@@ -371,20 +371,20 @@ def _scatter(pairs: Sequence[tuple[float, float]]) -> Chart | None:
     return chart(series, x="gold", y="predicted")
 
 
-def _mistake(one: Mistake, found: Finetuning) -> dict[str, Any]:
+def _mistake(one: Mistake, tuning: Finetuning) -> dict[str, Any]:
     """A mistake as it is shown, with how many seeds made it."""
-    analyses = [run.analysis["dev"] for run in found.ended if "dev" in run.analysis]
+    analyses = [run.analysis["dev"] for run in tuning.ended if "dev" in run.analysis]
     made = sum(one.place in (analysis.wrong or ()) for analysis in analyses)
     often = f"wrong with {made} of {len(analyses)} seeds" if len(analyses) > 1 and analyses[0].wrong is not None else ""
     sure = "" if one.sure is None else f"{one.sure:.0%} sure"
     return {"mistake": one, "about": ", ".join(filter(None, (f"id {one.id}", sure, often)))}
 
 
-def settings(found: Finetuning) -> dict[str, str]:
+def settings(tuning: Finetuning) -> dict[str, str]:
     """The settings as they truly were."""
-    record = found.record
+    record = tuning.record
     recipe, optim, schedule = record["recipe"], record["recipe"]["optim"], record["recipe"]["schedule"]
-    first = found.ended[0].record
+    first = tuning.ended[0].record
     off = {"kind": recipe["form"]["kind"], "max_length": recipe["form"]["max_length"], "windows": 1}
     form = {
         name: _plain(value)
@@ -394,7 +394,7 @@ def settings(found: Finetuning) -> dict[str, str]:
     chosen = ", ".join(f"{field} {_plain(value)}" for field, value in record["chosen"].items())
     rows = {
         "Protocol": f"{record['protocol']}: {record['source']}",
-        "Seeds": ", ".join(run.seed for run in found.seeds),
+        "Seeds": ", ".join(run.seed for run in tuning.seeds),
         "Reported": f"{record['report']} over seeds; weights of the {record['selection'].replace('_', ' ')}",
         "Training": record.get("said", ""),
         "Updates": f"{first['recipe']['budget']['amount']:,.0f}, validated every {recipe['evaluation']['every']:,}",
@@ -413,28 +413,28 @@ def settings(found: Finetuning) -> dict[str, str]:
     return {name: value for name, value in rows.items() if value}
 
 
-def costs(found: Finetuning) -> dict[str, str]:
+def costs(tuning: Finetuning) -> dict[str, str]:
     """Time, tokens, operations and memory, of all that was trained."""
     rows = {}
-    for system, one in found.systems():
+    for system, one in tuning.systems():
         ended = [run.record for run in one.ended]
         seconds, tokens = sum(record["seconds"] for record in ended), _sum(ended, "tokens")
         parts = [f"{len(ended)} run{'s' * (len(ended) > 1)}, {sum(record['steps'] for record in ended):,} updates"]
         parts += [f"{quantity(tokens)} tokens"] if tokens else []
         parts.append(duration(seconds))
-        rows["Training" if one is found and found.fresh is None else f"Training, {system}"] = ", ".join(parts)
+        rows["Training" if one is tuning and tuning.fresh is None else f"Training, {system}"] = ", ".join(parts)
         if flops := _sum(ended, "flops"):
             rate = f", {flops / seconds / 1e9:,.0f} GFLOP/s" if seconds else ""
-            rows["FLOPs" if one is found else f"FLOPs, {system}"] = f"{flops:.3g}{rate}"
-    tried = len(found.record.get("search") or [])
+            rows["FLOPs" if one is tuning else f"FLOPs, {system}"] = f"{flops:.3g}{rate}"
+    tried = len(tuning.record.get("search") or [])
     if tried:
         rows["Search"] = f"{tried} points tried"
-    memory = max((run.record.get("memory") or 0 for run in found.ended), default=0)
+    memory = max((run.record.get("memory") or 0 for run in tuning.ended), default=0)
     if memory:
         rows["Largest memory of the process"] = f"{memory / 1e9:.2f} GB"
-    if parameters := found.record.get("initial", {}).get("parameters"):
+    if parameters := tuning.record.get("initial", {}).get("parameters"):
         rows["Parameters"] = f"{parameters:,} in the initial model"
-    rows["Everything"] = f"{duration(found.record['elapsed'])} in the last session"
+    rows["Everything"] = f"{duration(tuning.record['elapsed'])} in the last session"
     return rows
 
 
@@ -444,9 +444,9 @@ def _sum(records: Sequence[Mapping[str, Any]], key: str) -> float:
     return sum(values) if values and all(values) else 0  # type: ignore[arg-type]
 
 
-def provenance(found: Finetuning) -> dict[str, str]:
+def provenance(tuning: Finetuning) -> dict[str, str]:
     """Model, data, versions and machine."""
-    record, initial = found.record, found.record.get("initial", {})
+    record, initial = tuning.record, tuning.record.get("initial", {})
     shape = f" ({initial['family']}, {initial['layers']} layers × {initial['width']})" if initial else ""
     rows = {
         "Model": f"{initial.get('folder') or 'fresh weights'}{shape}",
@@ -456,10 +456,10 @@ def provenance(found: Finetuning) -> dict[str, str]:
     for split, digest in record["data"].items():
         files = ", ".join(record.get("sources", {}).get(split, []))
         rows[f"{split} data"] = f"{files} ({record['examples'][split]:,} examples), sha256 {digest}".strip()
-    first = next((run.sessions[0] for run in found.ended if run.sessions), {})
+    first = next((run.sessions[0] for run in tuning.ended if run.sessions), {})
     rows |= {
         "Started": str(first.get("started", "")),
-        "Finished": str(found.ended[-1].record.get("finished", "")),
+        "Finished": str(tuning.ended[-1].record.get("finished", "")),
         "Versions": versions(first),
         "Commit": str(first.get("commit") or ""),
         "Hardware": machine(record["hardware"]),
@@ -468,9 +468,9 @@ def provenance(found: Finetuning) -> dict[str, str]:
     return {name: value for name, value in rows.items() if value}
 
 
-def command(found: Finetuning) -> str:
+def command(tuning: Finetuning) -> str:
     """The command line that made the folder."""
-    first, *words = found.record["command"]
+    first, *words = tuning.record["command"]
     return shlex.join(["encoderlab" if first == "__main__.py" else first, *words])
 
 
@@ -482,9 +482,9 @@ def _several(runs: Mapping[str, Sequence[Finetuning]], title: str | None) -> Pag
     single = len(runs) == 1
     groups: dict[tuple[str, str, str], list[tuple[str, Finetuning]]] = {}
     for name, tasks in runs.items():
-        for found in tasks:
-            key = (found.task, found.metric, found.record["data"]["dev"])
-            for system, one in found.systems():
+        for tuning in tasks:
+            key = (tuning.task, tuning.metric, tuning.record["data"]["dev"])
+            for system, one in tuning.systems():
                 called = system if single else name if system == PRETRAINED else f"{name}, {system}"
                 groups.setdefault(key, []).append((called, one))
     alike = [(task, metric) for task, metric, _ in groups]
@@ -542,8 +542,8 @@ def _sentence(key: tuple[str, str, str], named: Sequence[tuple[str, Finetuning]]
 def _curves(metric: str, named: Sequence[tuple[str, Finetuning]]) -> Chart | None:
     """The development score over updates: mean and range over the seeds of each run."""
     series = []
-    for colour, (name, found) in enumerate(named):
-        curves = [curve for run in found.ended if len(curve := _curve(run, f"scores.{metric}")) > 1]
+    for colour, (name, tuning) in enumerate(named):
+        curves = [curve for run in tuning.ended if len(curve := _curve(run, f"scores.{metric}")) > 1]
         if not curves:
             continue
         places = sorted({step for curve in curves for step, _ in curve if step <= min(one[-1][0] for one in curves)})

@@ -94,23 +94,23 @@ def metrics(records: Sequence[RunRecord], references: Sequence[tuple[str, float]
     counted = [key for key in keys if key.startswith("losses.") and not any(line.get(key) for line in lines)]
 
     def of(prefix: str) -> list[str]:
-        found = [key for key in keys if key.startswith(prefix) and key not in counted]
-        return sorted(found, key=lambda key: key.removeprefix(prefix) not in main)
+        curves = [key for key in keys if key.startswith(prefix) and key not in counted]
+        return sorted(curves, key=lambda key: key.removeprefix(prefix) not in main)
 
     def label(key: str, kind: str, alike: Sequence[str]) -> str:
         return kind.capitalize() if len(alike) == 1 else f"{_words(key)} {kind}"
 
     losses, shares, bits = of("losses."), of("accuracy."), of("bits_per_byte.")
-    found = [Metric(key=key, label=label(key, "loss", losses)) for key in losses]
-    found = [
+    curves = [Metric(key=key, label=label(key, "loss", losses)) for key in losses]
+    curves = [
         replace(metric, references=tuple(references)) if metric.key.removeprefix("losses.") in main else metric
-        for metric in found
+        for metric in curves
     ]
     for key in shares:
         kind = "share" if key.replace("accuracy.", "losses.") in counted else "accuracy"
-        found.append(Metric(key=key, label=label(key, kind, shares), kind="percent", from_zero=True))
-    found += [Metric(key=key, label=label(key, "bits per byte", bits)) for key in bits]
-    return found + [Metric(key=key, label=_words(key)) for key in of("scores.")]
+        curves.append(Metric(key=key, label=label(key, kind, shares), kind="percent", from_zero=True))
+    curves += [Metric(key=key, label=label(key, "bits per byte", bits)) for key in bits]
+    return curves + [Metric(key=key, label=_words(key)) for key in of("scores.")]
 
 
 def strips(records: Sequence[RunRecord]) -> list[Metric]:
@@ -257,24 +257,24 @@ def outcome(record: RunRecord) -> str:
 
 def tiles(record: RunRecord) -> list[tuple[str, str, str]]:
     """The key numbers of one run: label, value, detail."""
-    found = []
+    shown = []
     shares = _numbers(record.valid, f"accuracy.{record.term}")
     if shares:
         begin = f"{shares[0]:.1%} → " if len(shares) > 1 else ""
-        found.append(("Right guesses", f"{begin}{shares[-1]:.1%}", "on held-out text"))
+        shown.append(("Right guesses", f"{begin}{shares[-1]:.1%}", "on held-out text"))
     losses, held = (_numbers(lines, f"losses.{record.term}") for lines in (record.train, record.valid))
     if losses:
         begin = f"{losses[0]:.2f} → " if held or len(losses) > 1 else ""
-        found.append(("Loss", f"{begin}{(held or losses)[-1]:.2f}", "nats per guess"))
+        shown.append(("Loss", f"{begin}{(held or losses)[-1]:.2f}", "nats per guess"))
     if parameters := count_parameters(record.folder / "model"):
         encoder = record.recipe.get("model", {}).get("encoder", {})
-        found.append(("Parameters", quantity(parameters), f"{encoder.get('layers')} layers × {encoder.get('width')}"))
+        shown.append(("Parameters", quantity(parameters), f"{encoder.get('layers')} layers × {encoder.get('width')}"))
     if record.train:
         last = record.train[-1]
-        found.append(("Tokens read", quantity(last["tokens"]), f"{last['step']:,} steps"))
+        shown.append(("Tokens read", quantity(last["tokens"]), f"{last['step']:,} steps"))
         speed = last["tokens"] / last["seconds"] if last.get("seconds") else 0
-        found.append(("Time", duration(last["seconds"]), f"{quantity(speed)} tokens per second"))
-    return found
+        shown.append(("Time", duration(last["seconds"]), f"{quantity(speed)} tokens per second"))
+    return shown
 
 
 def further(record: RunRecord) -> list[tuple[str, str, str]]:
@@ -308,12 +308,12 @@ def _numbers(lines: Sequence[Mapping[str, Any]], key: str) -> list[float]:
 
 def side_by_side(tables: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     """The tables of several runs as one: what is the same in all of them once, else a row for each run."""
-    found: dict[str, str] = {}
+    joined: dict[str, str] = {}
     for row in dict.fromkeys(row for table in tables.values() for row in table):
         values = {run: table[row] for run, table in tables.items() if row in table}
         same = len(values) == len(tables) and len(set(values.values())) == 1
-        found |= {row: next(iter(values.values()))} if same else {f"{row}, {run}": values[run] for run in values}
-    return found
+        joined |= {row: next(iter(values.values()))} if same else {f"{row}, {run}": values[run] for run in values}
+    return joined
 
 
 def _words(key: str) -> str:

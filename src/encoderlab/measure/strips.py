@@ -131,10 +131,10 @@ def _axis(low: float, high: float) -> _Axis:
 
 def _judgement(task: TaskScores) -> tuple[str, str]:
     """A sentence about the paired difference, and whether it is a ``gain`` or a ``loss``."""
-    found = difference(task)
-    if found is None or task.compare is None:
+    gain = difference(task)
+    if gain is None or task.compare is None:
         return "", ""
-    middle, half = found
+    middle, half = gain
     kind = "gain" if middle - half > 0 else "loss" if middle + half < 0 else ""
     if kind:
         return f"{100 * middle:+.1f} ± {100 * half:.1f} {task.by}", kind

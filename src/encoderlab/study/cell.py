@@ -130,8 +130,8 @@ def _finetuned(measure: Finetune, base: Path, folder: Path, out: Path) -> tuple[
         adjust=lambda recipe: at_point(recipe, fields, where=measure.title),
         say=log.info,
     )
-    found = [run.scores["dev"][task.metric] for run in outcome.runs]
-    return sum(found) / len(found), {"metric": task.metric, "seeds": found, "chosen": dict(outcome.record["chosen"])}
+    scores = [run.scores["dev"][task.metric] for run in outcome.runs]
+    return sum(scores) / len(scores), {"metric": task.metric, "seeds": scores, "chosen": dict(outcome.record["chosen"])}
 
 
 def main(spec: str, result: str) -> int:
@@ -140,13 +140,13 @@ def main(spec: str, result: str) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     begin = time.perf_counter()
     try:
-        found = run(json.loads(Path(spec).read_text(encoding="utf-8")))
+        outcome = run(json.loads(Path(spec).read_text(encoding="utf-8")))
     except Stopped as error:
         log.info("%s", error)
         return error.code
     except EncoderlabError as error:
-        found = {"status": "failed", "error": str(error), "code": error.code}
-    write_json(Path(result), finite(found | {"wall": time.perf_counter() - begin}))
+        outcome = {"status": "failed", "error": str(error), "code": error.code}
+    write_json(Path(result), finite(outcome | {"wall": time.perf_counter() - begin}))
     return 0
 
 

@@ -82,10 +82,10 @@ def _claim(one: Comparison) -> dict[str, str]:
 
 def _point(results: Results, arm: str, amount: float, measure: str) -> Point | None:
     """The mean of a measure over the FLOPs that it cost, with its interval."""
-    found, cost = results.mean(arm, amount, measure), results.number(arm, amount, "flops")
-    if found is None or not cost:
+    mean, cost = results.mean(arm, amount, measure), results.number(arm, amount, "flops")
+    if mean is None or not cost:
         return None
-    middle, half = found
+    middle, half = mean
     seeds = list(results.scores(arm, amount, measure).values())
     shown = ", ".join(f"{score:.4g}" for score in seeds)
     title = f"{arm}: {measure} {middle:.4g} ± {half:.2g} at {cost:.3g} FLOPs (seeds: {shown})"

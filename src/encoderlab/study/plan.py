@@ -70,14 +70,14 @@ class StudyPlan:
     @cached_property
     def _recipes(self) -> dict[str, Recipe]:
         """The recipe of every arm at the largest budget, before tuning."""
-        study, found = self.study, {}
+        study, by_arm = self.study, {}
         budget = Budget(amount=study.amounts[-1], unit=study.unit)
         for name, arm in self.arms.items():
             recipe = recipes.recipe(arm.recipe or study.recipe or "").for_budget(budget)
             for where, fields in (("set", study.set), (f"arm {name!r}", arm.set)):
                 recipe = override(recipe, flatten(fields), where=where)
-            found[name] = replace(recipe, budget=budget)
-        return found
+            by_arm[name] = replace(recipe, budget=budget)
+        return by_arm
 
     def recipe(self, arm: str, amount: float, seed: int, value: float | None = None, *, trial: bool = False) -> Recipe:
         """The recipe of an arm at a budget; ``value`` is for the tuned field, ``trial`` makes it a share
@@ -236,25 +236,25 @@ class StudyPlan:
         corpora = {file_hash(self.corpus(arm) / MANIFEST) for arm in self.arms}
         formats = {self.recipe(arm, study.amounts[0], 1).rows.kind for arm in self.arms}
         same = "The same documents for every arm, in the same order for the same seed"
-        found = [
+        remarks = [
             f"{same}." if len(corpora) == 1 else "The arms read different corpora; the order follows from the seed."
         ]
         if len(formats) > 1:
-            found.append(f"They are packed into rows as each recipe has it: {', '.join(sorted(formats))}.")
+            remarks.append(f"They are packed into rows as each recipe has it: {', '.join(sorted(formats))}.")
         budgets = " and ".join(f"{amount:.3g}" for amount in study.amounts)
-        found.append(
+        remarks.append(
             f"Every run has the same budget: {budgets} {study.unit}, and one of {len(study.seed_numbers)} seeds."
         )
         if study.tune is None:
-            found.append("Nothing was tuned: every arm has the values of its recipe.")
+            remarks.append("Nothing was tuned: every arm has the values of its recipe.")
         else:
             tune = study.tune
-            found.append(
+            remarks.append(
                 f"{tune.field} was tuned for every arm and budget alike: {len(tune.factors)} trials "
                 f"({', '.join(f'{factor:g}' for factor in tune.factors)} times the recipe's) at {tune.share:g} of the "
                 "budget, the lowest held-out loss taken."
             )
-        return found
+        return remarks
 
 
 def task_fields(measure: Finetune) -> dict[str, Any]:

@@ -80,17 +80,17 @@ class Results:
 
     def number(self, arm: str, amount: float, name: str) -> float | None:
         """The mean over seeds of a number such as ``flops``; None without any."""
-        found = [
+        numbers = [
             result["numbers"][name]
             for cell, result in self.done.items()
             if (cell.arm, cell.amount) == (arm, amount) and is_finite(result["numbers"].get(name))
         ]
-        return sum(found) / len(found) if found else None
+        return sum(numbers) / len(numbers) if numbers else None
 
     def mean(self, arm: str, amount: float, measure: str) -> tuple[float, float] | None:
         """Mean over seeds and half its 95% interval; None without scores."""
-        found = list(self.scores(arm, amount, measure).values())
-        return interval(found) if found else None
+        scores = list(self.scores(arm, amount, measure).values())
+        return interval(scores) if scores else None
 
     # Comparisons
 
@@ -122,17 +122,17 @@ class Results:
     @cached_property
     def not_compared(self) -> list[str]:
         """Claims that cannot be judged, and why."""
-        found = []
+        left_out = []
         for claim in self._claims:
             assert claim.by is not None
             if why := self._comparable(claim.better, claim.than, claim.by):
-                found.append(f"{claim.better} and {claim.than} by {claim.by}: {why}")
-        return found
+                left_out.append(f"{claim.better} and {claim.than} by {claim.by}: {why}")
+        return left_out
 
     @cached_property
     def comparisons(self) -> list[Comparison]:
         """All comparisons that share at least one seed, corrected as one family."""
-        found = []
+        compared = []
         for claim in self._claims:
             by = claim.by
             assert by is not None
@@ -146,16 +146,16 @@ class Results:
                 sign = -1 if by in LOWER else 1
                 if seeds:
                     numbers: dict[str, Any] = compare([sign * (one[seed] - two[seed]) for seed in seeds])
-                    found.append(
+                    compared.append(
                         Comparison(
                             better=claim.better, than=claim.than, by=by, amount=amount, seeds=len(seeds), **numbers
                         )
                     )
-        adjusted = holm([one.p for one in found])
+        adjusted = holm([one.p for one in compared])
         margins = self.plan.study.margins
         return [
             replace(one, adjusted=p, verdict=verdict(one.difference, one.high, p, margins.get(one.by)))
-            for one, p in zip(found, adjusted, strict=True)
+            for one, p in zip(compared, adjusted, strict=True)
         ]
 
     @cached_property

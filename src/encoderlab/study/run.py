@@ -48,9 +48,13 @@ def run(plan: StudyPlan, out: Path, execute: Execute, *, retry: bool = False, sa
             else:
                 say(f"{key[0]} at {key[1]:g} {plan.study.unit}: every trial failed, so nothing can be compared")
     cells = plan.cells(chosen)
-    found = _run(plan, cells, out, execute, retry=retry, say=say) if _complete(plan.trials, trials) else {}
+    results_by_cell = _run(plan, cells, out, execute, retry=retry, say=say) if _complete(plan.trials, trials) else {}
     return Results(
-        plan=plan, chosen=chosen, tried=tried, cells={cell: found.get(cell.name) for cell in cells}, trials=trials
+        plan=plan,
+        chosen=chosen,
+        tried=tried,
+        cells={cell: results_by_cell.get(cell.name) for cell in cells},
+        trials=trials,
     )
 
 
@@ -131,11 +135,11 @@ def _result(out: Path, cell: Cell) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        assert found["status"] in ("done", "failed")
+        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        assert result["status"] in ("done", "failed")
     except (ValueError, KeyError, AssertionError, TypeError):
         raise DataError(f"{path}: is damaged; delete it, and the cell is measured again") from None
-    return found
+    return result
 
 
 def _ended(ended: Ended, out: Path) -> dict[str, Any] | None:
@@ -144,8 +148,8 @@ def _ended(ended: Ended, out: Path) -> dict[str, Any] | None:
         return None
     path = out / "results" / f"{ended.job.name}.json"
     if ended.code == 0 and path.exists():
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return found
+        outcome: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return outcome
     why = f"killed by signal {-ended.code}" if ended.code < 0 else f"exit code {ended.code}"
     result = {"status": "failed", "error": f"{why}; see {ended.job.log}", "code": ended.code}
     write_json(path, result)

@@ -83,7 +83,7 @@ def compare(graph: Graph, run: Run, longest: int) -> list[Difference]:
     Raises:
         EncoderlabError: one is larger than :data:`LARGEST_DIFFERENCE`, or not finite.
     """
-    found = []
+    differences = []
     for batch in batches(graph, longest):
         theirs = run(batch.inputs)
         length = batch.inputs["input_ids"].shape[1]
@@ -98,13 +98,13 @@ def compare(graph: Graph, run: Run, longest: int) -> list[Difference]:
             for name, array in ours.items():
                 seen = of_row[name] if graph.use == "classification" else of_row[name][part]
                 largest = max(largest, _largest(seen, array[0]))
-        found.append(Difference(length=length, side=batch.side, rows=len(batch.lengths), largest=largest))
+        differences.append(Difference(length=length, side=batch.side, rows=len(batch.lengths), largest=largest))
         if not largest <= LARGEST_DIFFERENCE:
             raise EncoderlabError(
                 f"the exported graph differs from the model by {largest:.2g} at {length} tokens, padded on the "
                 f"{batch.side}; at most {LARGEST_DIFFERENCE:g} is allowed. Nothing was written; report this"
             )
-    return found
+    return differences
 
 
 def _of_places(theirs: Arrays, ours: Arrays, shift: int) -> float:

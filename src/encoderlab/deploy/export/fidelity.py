@@ -170,12 +170,12 @@ class VectorCheck(_TextCheck):
         self.pooling = pooling
 
     def answers(self, run: Run, first: int | None = None) -> np.ndarray:
-        found: dict[int, np.ndarray] = {}
+        vectors_by_text: dict[int, np.ndarray] = {}
         for index, inputs in self._batches(first):
             states = torch.from_numpy(run(inputs)["last_hidden_state"])
             vectors = pooled(states, torch.from_numpy(inputs["attention_mask"]) > 0, self.pooling).numpy()
-            found |= dict(zip(index, vectors, strict=True))
-        whole = np.stack([found[i] for i in range(len(found))])
+            vectors_by_text |= dict(zip(index, vectors, strict=True))
+        whole = np.stack([vectors_by_text[i] for i in range(len(vectors_by_text))])
         unit: np.ndarray = whole / np.maximum(np.linalg.norm(whole, axis=1, keepdims=True), 1e-12)
         return unit
 
@@ -186,11 +186,11 @@ class VectorCheck(_TextCheck):
         return float((before[chosen] * after[chosen]).sum(1).mean())
 
     def more(self, before: np.ndarray, after: np.ndarray) -> dict[str, float]:
-        found = {"least cosine": float((before * after).sum(1).min())}
+        facts = {"least cosine": float((before * after).sum(1).min())}
         if self.size > 2:
             nearest = [(one @ one.T - 3 * np.eye(len(one))).argmax(1) for one in (before, after)]
-            found["same nearest text"] = float(np.mean(nearest[0] == nearest[1]))
-        return found
+            facts["same nearest text"] = float(np.mean(nearest[0] == nearest[1]))
+        return facts
 
 
 class MaskCheck(_TextCheck):
@@ -211,11 +211,11 @@ class MaskCheck(_TextCheck):
             ids[places] = self.special.mask
 
     def answers(self, run: Run, first: int | None = None) -> list[np.ndarray]:
-        found: dict[int, np.ndarray] = {}
+        guesses: dict[int, np.ndarray] = {}
         for index, inputs in self._batches(first):
             logits = run(inputs)["logits"]
-            found |= {i: logits[row, self.places[i]].argmax(-1) for row, i in enumerate(index)}
-        return [found[i] for i in range(len(found))]
+            guesses |= {i: logits[row, self.places[i]].argmax(-1) for row, i in enumerate(index)}
+        return [guesses[i] for i in range(len(guesses))]
 
     def raw(self, run: Run, first: int) -> np.ndarray:
         numbers = []

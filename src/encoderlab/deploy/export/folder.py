@@ -106,9 +106,9 @@ def export(
         record["checked"] = _graph_files(graph, aside, settings.to, longest, say)
         if check_int8 is not None:
             say("int8: judging what it costs")
-            found = quantize(aside / GRAPH, aside / QUANTIZED, check_int8(graph, longest), settings.tolerance, say)
-            record["int8"] = found
-            if found["kept"] and record["format"] == "hf":
+            quantized = quantize(aside / GRAPH, aside / QUANTIZED, check_int8(graph, longest), settings.tolerance, say)
+            record["int8"] = quantized
+            if quantized["kept"] and record["format"] == "hf":
                 _prefer_int8(aside / "config.json")
         write_json(aside / RECORD, record)
         (aside / "README.md").write_text(readme.text(record, graph, model), encoding="utf-8")
@@ -214,6 +214,6 @@ def _graph_files(
     if "pt2" in to:
         torch.export.save(program, aside / ARCHIVE)
         checked[ARCHIVE] = check.compare(graph, check.traced(program, graph.outputs), longest)
-    for name, found in checked.items():
-        say(f"{name}: differs from the model by at most {max(one.largest for one in found):.1e}")
-    return {name: [asdict(one) for one in found] for name, found in checked.items()}
+    for name, differences in checked.items():
+        say(f"{name}: differs from the model by at most {max(one.largest for one in differences):.1e}")
+    return {name: [asdict(one) for one in differences] for name, differences in checked.items()}

@@ -173,13 +173,13 @@ def _write_weights(model: Any, out: Path) -> None:
 def _milliseconds(check: Check, *runs: OnnxRun) -> dict[str, float]:
     """Milliseconds of a text, the median of several turns in which both graphs read the same texts."""
     count = min(FIRST, check.size)
-    found: list[list[float]] = [[] for _ in runs]
+    by_run: list[list[float]] = [[] for _ in runs]
     for _ in range(TURNS + 1):
-        for times, run in zip(found, runs, strict=True):
+        for times, run in zip(by_run, runs, strict=True):
             began = time.perf_counter()
             check.raw(run, FIRST)
             times.append(1000 * (time.perf_counter() - began) / count)
-    fp32, int8 = (statistics.median(times[1:]) for times in found)
+    fp32, int8 = (statistics.median(times[1:]) for times in by_run)
     return {"fp32": fp32, "int8": int8, "threads": float(torch.get_num_threads())}
 
 

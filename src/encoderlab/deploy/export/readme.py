@@ -80,9 +80,9 @@ def text(record: dict[str, Any], graph: Graph, model: Model) -> str:
 
 def _checked(record: dict[str, Any]) -> str:
     lines = ["| file | tokens | padded on the | largest difference |", "|---|---:|---|---:|"]
-    for name, found in record["checked"].items():
+    for name, differences in record["checked"].items():
         largest: dict[tuple[int, str], float] = {}
-        for one in found:
+        for one in differences:
             place = (one["length"], one["side"])
             largest[place] = max(one["largest"], largest.get(place, 0.0))
         lines += [f"| {name} | {length} | {side} | {value:.1e} |" for (length, side), value in largest.items()]
@@ -93,19 +93,19 @@ def _checked(record: dict[str, Any]) -> str:
     )
 
 
-def _int8(found: dict[str, Any]) -> list[str]:
+def _int8(verdict: dict[str, Any]) -> list[str]:
     """The section on the graph in int8."""
-    most = f"{100 * found['tolerance']:g} %"
-    if found["kept"] is None:
+    most = f"{100 * verdict['tolerance']:g} %"
+    if verdict["kept"] is None:
         what = f"There is no `onnx/model_quantized.onnx`: every way of quantizing loses more than {most}."
     else:
-        size, times = found["bytes"], found["milliseconds"]
+        size, times = verdict["bytes"], verdict["milliseconds"]
         what = (
-            f"`onnx/model_quantized.onnx` has {found['kept']} in 8 bits: {size['int8'] / 1e6:.1f} MB instead of "
+            f"`onnx/model_quantized.onnx` has {verdict['kept']} in 8 bits: {size['int8'] / 1e6:.1f} MB instead of "
             f"{size['fp32'] / 1e6:.1f}, {times['int8']:.2f} ms per text instead of {times['fp32']:.2f} "
             f"({times['threads']:g} threads). At most {most} might be lost."
         )
-    return ["## int8", what, int8.table(found)]
+    return ["## int8", what, int8.table(verdict)]
 
 
 def _onnx(record: dict[str, Any], graph: Graph, model: Model) -> str:

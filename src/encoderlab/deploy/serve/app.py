@@ -108,7 +108,7 @@ class Server:
         self.app: ASGIApp = Guarded(inner, guard or Guard(), protocol_of)
 
     def _handlers(self) -> dict[str, tuple[Any, Callable[[Any, Timing, Request], Awaitable[Any]]]]:
-        found: dict[str, tuple[Any, Callable[[Any, Timing, Request], Awaitable[Any]]]] = {
+        handlers: dict[str, tuple[Any, Callable[[Any, Timing, Request], Awaitable[Any]]]] = {
             "/embed": (shapes.Embed, self.embed),
             "/embed_all": (shapes.EmbedAll, self.embed_all),
             "/predict": (shapes.Predict, self.predict),
@@ -123,16 +123,16 @@ class Server:
         }
         holds = self.service.columns
         if holds == "texts":
-            found["/"] = (shapes.Classify, self.classify)
+            handlers["/"] = (shapes.Classify, self.classify)
         elif holds == "words":
-            found["/"] = (shapes.Tag, self.tag)
+            handlers["/"] = (shapes.Tag, self.tag)
         elif holds == "passages":
-            found["/"] = (shapes.AnswerQuestion, self.answer_question)
+            handlers["/"] = (shapes.AnswerQuestion, self.answer_question)
         elif self.service.fills_masks:
-            found["/"] = (shapes.Embed | shapes.Similarity | shapes.FillMask, self.pretrained)
+            handlers["/"] = (shapes.Embed | shapes.Similarity | shapes.FillMask, self.pretrained)
         elif holds is None:
-            found["/"] = (shapes.Embed | shapes.Similarity, self.pretrained)
-        return found
+            handlers["/"] = (shapes.Embed | shapes.Similarity, self.pretrained)
+        return handlers
 
     # Around every request
 
@@ -318,7 +318,7 @@ class Server:
         if getattr(wanted, "truncate", None) is False:
             await self._prepared(timing, lambda: self.service.check_lengths(pairs))
         examples = [Text(id="", text=pair[0], pair=pair[1] if len(pair) > 1 else None) for pair in pairs]
-        found = []
+        classes = []
         for scores in await self._logits(examples, timing, request):
             if function == "none" or self.service.labels == NUMBER:
                 values = scores.tolist()
@@ -331,29 +331,29 @@ class Server:
             named: list[dict[str, Any]] = [
                 {"score": score, "label": label} for label, score in zip(self.service.labels, values, strict=True)
             ]
-            found.append(sorted(named, key=lambda one: -one["score"]))
-        return found
+            classes.append(sorted(named, key=lambda one: -one["score"]))
+        return classes
 
     async def predict(self, wanted: shapes.Predict, timing: Timing, request: Request) -> Any:
         given: Any = wanted.inputs
         one = isinstance(given, str) or isinstance(given[0], str)  # a flat list of two texts is one pair
         pairs = [[given] if isinstance(given, str) else given] if one else given
-        found = await self._classes(pairs, wanted, timing, request, "none" if wanted.raw_scores else None)
-        return found[0] if one else found
+        classes = await self._classes(pairs, wanted, timing, request, "none" if wanted.raw_scores else None)
+        return classes[0] if one else classes
 
     async def classify(self, wanted: shapes.Classify, timing: Timing, request: Request) -> Any:
         parameters = wanted.parameters or shapes.ClassifyParameters()
         pairs = [[text] for text in _several(wanted.inputs)]
-        found = await self._classes(pairs, None, timing, request, parameters.function_to_apply)
-        return [one[: parameters.top_k] for one in found]
+        classes = await self._classes(pairs, None, timing, request, parameters.function_to_apply)
+        return [one[: parameters.top_k] for one in classes]
 
     async def _ranked(self, query: str, texts: Sequence[str], wanted: Any, timing: Timing, request: Request) -> Any:
         """Indices and scores of texts, the best first."""
         if self.service.labels != NUMBER:
             raise Problem(424, "the model is not a re-ranker, which gives one number for two texts", "Backend")
         self._check([query], timing)
-        found = await self._classes([[query, text] for text in texts], wanted, timing, request, None)
-        scores = [one[0]["score"] for one in found]
+        classes = await self._classes([[query, text] for text in texts], wanted, timing, request, None)
+        scores = [one[0]["score"] for one in classes]
         return sorted(enumerate(scores), key=lambda one: -one[1])
 
     async def rerank(self, wanted: shapes.Rerank, timing: Timing, request: Request) -> Any:
@@ -384,9 +384,11 @@ class Server:
     async def tag(self, wanted: shapes.Tag, timing: Timing, request: Request) -> Any:
         texts = _several(wanted.inputs)
         self._check(texts, timing)
-        found = [words_of(text) for text in texts]
+        words_by_text = [words_of(text) for text in texts]
         examples = [
-            TaggedWords(id=str(i), words=tuple(word for word, _, _ in words)) for i, words in enumerate(found) if words
+            TaggedWords(id=str(i), words=tuple(word for word, _, _ in words))
+            for i, words in enumerate(words_by_text)
+            if words
         ]
         works, items = await self._prepared(timing, lambda: self.service.items(examples))
         outputs = await self._computed(works, timing, request)
@@ -396,7 +398,7 @@ class Server:
         parameters = wanted.parameters or shapes.TagParameters()
         plain, ignored = parameters.aggregation_strategy == "none", parameters.ignore_labels or ["O"]
         answers = []
-        for text, words in zip(texts, found, strict=True):
+        for text, words in zip(texts, words_by_text, strict=True):
             values, detail = next(tags) if words else ((), {"scores": []})
             make = _entities if plain else _groups
             answers.append(make(text, words, values, detail["scores"], ignored))
@@ -440,10 +442,10 @@ class Server:
         sizes = await self._prepared(timing, lambda: [len(x) + 2 for x in self.service.tokenizer.encode_batch(given)])
         targets = None if parameters.targets is None else tuple(_several(parameters.targets))
         works = Works("masks", [(text, top, targets) for text in given], sizes)
-        found = await self._computed(works, timing, request)
+        results = await self._computed(works, timing, request)
         answers = [
             [[vars(guess) for guess in guesses] for guesses in masks] if len(masks) > 1 else [vars(g) for g in masks[0]]
-            for masks in found
+            for masks in results
         ]
         return answers[0] if isinstance(wanted.inputs, str) else answers
 
@@ -470,8 +472,8 @@ class Server:
         longest = self.service.longest
         sizes = await self._prepared(timing, lambda: [len(x) for x in self.service.tokenizer.encode_batch(texts)])
         works = Works("explain", [asked], [min(sum(sizes) + 3, longest) * asked.cost])
-        (found,) = await self._computed(works, timing, request)
-        return rounded(found)
+        (explanation,) = await self._computed(works, timing, request)
+        return rounded(explanation)
 
     # Tokens
 
@@ -481,10 +483,10 @@ class Server:
         tokenizer = self.service.tokenizer
 
         def make() -> Any:
-            found = []
+            tokens = []
             for encoding in tokenizer.backend.encode_batch(texts, add_special_tokens=wanted.add_special_tokens):
                 rows = zip(encoding.ids, encoding.tokens, encoding.special_tokens_mask, encoding.offsets, strict=True)
-                found.append(
+                tokens.append(
                     [
                         {
                             "id": index,
@@ -496,7 +498,7 @@ class Server:
                         for index, token, special, place in rows
                     ]
                 )
-            return found
+            return tokens
 
         return await self._prepared(timing, make)
 
@@ -606,17 +608,17 @@ def _groups(
     text: str, words: Found, tags: Sequence[str], scores: Sequence[float], ignored: Sequence[str]
 ) -> list[dict[str, Any]]:
     """A record for every run of words of one entity; B- begins a new one."""
-    found: list[dict[str, Any]] = []
+    groups: list[dict[str, Any]] = []
     last = None
     for i, ((_, start, end), tag, score) in enumerate(zip(words, tags, scores, strict=True)):
         name = tag[2:] if tag[:2] in ("B-", "I-", "E-", "S-", "M-") else tag
         if tag in ignored or name in ignored:
             continue
-        if found and last == i - 1 and found[-1]["entity_group"] == name and tag[:2] not in ("B-", "S-"):
-            group = found[-1]
+        if groups and last == i - 1 and groups[-1]["entity_group"] == name and tag[:2] not in ("B-", "S-"):
+            group = groups[-1]
             group["end"], group["of"] = end, [*group["of"], score]
         else:
-            found.append({"entity_group": name, "start": start, "end": end, "of": [score]})
+            groups.append({"entity_group": name, "start": start, "end": end, "of": [score]})
         last = i
     return [
         {
@@ -626,5 +628,5 @@ def _groups(
             "start": one["start"],
             "end": one["end"],
         }
-        for one in found
+        for one in groups
     ]

@@ -281,7 +281,7 @@ def measure(
     say: Say,
 ) -> dict[str, Any]:
     """Requests per second, latencies and ratios of all contenders, in turns."""
-    found: dict[str, Any] = {"clients": {}, "threads": threads, "requests": requests, "turns": turns}
+    result: dict[str, Any] = {"clients": {}, "threads": threads, "requests": requests, "turns": turns}
     short = [" ".join(words[:SHORT])]
     with up(all_of, threads) as places:
         begun = {name: memory(pid) for name, (_, pid) in places.items()}
@@ -298,16 +298,16 @@ def measure(
                     say(
                         f"{count} clients, {name}: {last.rate:.1f} requests/s, {1000 * last.cpu / requests:.1f} ms each"
                     )
-            found["clients"][str(count)] = {name: _row(some, loads["own"]) for name, some in loads.items()}
+            result["clients"][str(count)] = {name: _row(some, loads["own"]) for name, some in loads.items()}
         alone: dict[str, list[Load]] = {name: [] for name in places}
         for _ in range(turns):
             for name, place in places.items():
                 alone[name].append(measured(place, short * 30, 1))
-        found["short"] = {name: _row(some, alone["own"]) for name, some in alone.items()}
+        result["short"] = {name: _row(some, alone["own"]) for name, some in alone.items()}
         if overload:
-            found["overload"] = _overload(places["own"], words, found, requests, say)
-        found["memory"] = {name: {"begin": begun[name], "end": memory(pid)} for name, (_, pid) in places.items()}
-    return found
+            result["overload"] = _overload(places["own"], words, result, requests, say)
+        result["memory"] = {name: {"begin": begun[name], "end": memory(pid)} for name, (_, pid) in places.items()}
+    return result
 
 
 def _row(loads: Sequence[Load], own: Sequence[Load]) -> dict[str, Any]:
@@ -327,12 +327,12 @@ def _row(loads: Sequence[Load], own: Sequence[Load]) -> dict[str, Any]:
 
 
 def _overload(
-    place: tuple[int, int], words: Sequence[str], found: dict[str, Any], requests: int, say: Say
+    place: tuple[int, int], words: Sequence[str], result: dict[str, Any], requests: int, say: Say
 ) -> dict[str, Any]:
     """Three times the requests that ours answers with the most clients."""
     port, pid = place
-    most = max(found["clients"], key=int)
-    usual = found["clients"][most]["own"]
+    most = max(result["clients"], key=int)
+    usual = result["clients"][most]["own"]
     rate = 3 * usual["requests_per_second"]
     before = memory(pid)
     load = asyncio.run(opened(port, texts(words, 3 * requests, seed=-2), rate))

@@ -171,13 +171,13 @@ class Explainer:
         attributions = np.zeros(len(row.ids))
         attributions[moving.numpy()] = total.cpu().numpy()
         difference = ends[1.0] - ends[0.0]
-        found = float(attributions.sum())
+        attributed = float(attributions.sum())
         return {
             "attributions": attributions,
             "number": ends[1.0],
             "baseline": ends[0.0],
-            "sum": found,
-            "gap": difference - found,
+            "sum": attributed,
+            "gap": difference - attributed,
             "steps": steps,
         }
 

@@ -157,7 +157,7 @@ class Service:
             return self._scores(works)
         if kind == "masks":
             return [self._refusing(self._filled, *work) for work in works]
-        found: list[Any] = [None] * len(works)
+        results: list[Any] = [None] * len(works)
         for batch in inference.batches(self.tokenizer, works, sum(len(ids) for ids, _ in works) * len(works)):
             batch = batch.to(self.device)
             last = self._states(batch)
@@ -166,11 +166,11 @@ class Service:
             rows = batch.on_host.rows.tolist()
             if kind == "tokens":
                 for row, states, of_row in zip(rows, last, real, strict=True):
-                    found[row] = states[of_row].cpu().numpy()
+                    results[row] = states[of_row].cpu().numpy()
             else:
                 for row, vector in zip(rows, inference.pooled(last, real, self.pooling).cpu().numpy(), strict=True):
-                    found[row] = vector
-        return found
+                    results[row] = vector
+        return results
 
     def _refusing(self, make: Callable[..., Any], *given: Any) -> Any:
         """What a function makes, or the refusal that it raises: the results of other requests are not lost."""
@@ -244,10 +244,10 @@ def pooling_of(folder: Path) -> tuple[Pooling, bool]:
     }
     known: dict[str, Pooling] = {"mean_tokens": "mean", "cls_token": "first", "lasttoken": "last"}
     newer: dict[str, Pooling] = {"mean": "mean", "cls": "first", "lasttoken": "last"}
-    found = newer.get(str(data.get("pooling_mode"))) or (known.get(next(iter(modes))) if len(modes) == 1 else None)
-    if found is None:
+    pooling = newer.get(str(data.get("pooling_mode"))) or (known.get(next(iter(modes))) if len(modes) == 1 else None)
+    if pooling is None:
         raise ConfigError(f"{folder / place}: pooling {sorted(modes)} is not implemented; use mean, cls or lasttoken")
-    return found, "Normalize" in kinds
+    return pooling, "Normalize" in kinds
 
 
 def probabilities(scores: np.ndarray) -> np.ndarray:

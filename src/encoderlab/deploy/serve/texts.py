@@ -14,11 +14,11 @@ class Refused(Exception):
 def words_of(text: str) -> list[tuple[str, int, int]]:
     """The words that a tagger reads of a text, each with its first character and one past its last; Chinese is tagged
     character by character."""
-    found = []
+    words = []
     for match in re.finditer(r"\S+", text):
         word, start = match.group(), match.start()
         if any(map(is_cjk, word)):
-            found += [(letter, start + i, start + i + 1) for i, letter in enumerate(word)]
+            words += [(letter, start + i, start + i + 1) for i, letter in enumerate(word)]
         else:
-            found.append((word, start, match.end()))
-    return found
+            words.append((word, start, match.end()))
+    return words

@@ -81,8 +81,8 @@ class Explanations:
             row, target = self._answer(asked)
         shown: dict[str, Any] = {"method": asked.method, "tokens": self._tokens(row)}
         if asked.method == "attention":
-            found = explainer.attention(row, asked.layer, asked.head)
-            return shown | {"layer": asked.layer + 1, "head": asked.head + 1} | found
+            explained = explainer.attention(row, asked.layer, asked.head)
+            return shown | {"layer": asked.layer + 1, "head": asked.head + 1} | explained
         if target is None:
             target = self._target(asked, use, explainer, row)
         shown |= {"target": target.name, "of": OF[use] if self.service.labels != NUMBER else "the number"}
@@ -91,12 +91,12 @@ class Explanations:
         words = [(part, begin, end) for part, text in enumerate(asked.texts) for _, begin, end in words_of(text)]
         if use == "states":
             words = [word for word in words if word[0] == 0]
-        found = explainer.words(row, target, words)
+        explained = explainer.words(row, target, words)
         effects = [
             {"text": asked.texts[part][begin:end], "part": part, "start": begin, "end": end, "effect": effect}
-            for (part, begin, end), effect in zip(words, found["effects"], strict=True)
+            for (part, begin, end), effect in zip(words, explained["effects"], strict=True)
         ]
-        return shown | {"number": found["number"], "words": effects}
+        return shown | {"number": explained["number"], "words": effects}
 
     def _check(self, asked: ExplanationRequest, use: Use) -> None:
         count = len(asked.texts)
@@ -257,11 +257,12 @@ def _vector(explainer: Explainer, row: TokenRow) -> np.ndarray:
     return vector
 
 
-def rounded(found: dict[str, Any]) -> dict[str, Any]:
+def rounded(explanation: dict[str, Any]) -> dict[str, Any]:
     """An explanation as it is sent: each token with its attribution."""
-    attributions: Sequence[float] | None = found.pop("attributions", None)
+    attributions: Sequence[float] | None = explanation.pop("attributions", None)
     if attributions is not None:
-        found["tokens"] = [
-            token | {"attribution": float(value)} for token, value in zip(found["tokens"], attributions, strict=True)
+        explanation["tokens"] = [
+            token | {"attribution": float(value)}
+            for token, value in zip(explanation["tokens"], attributions, strict=True)
         ]
-    return found
+    return explanation

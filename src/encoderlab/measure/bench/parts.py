@@ -36,8 +36,8 @@ def time_by_part(step: Callable[[], Any], case: Case, device: torch.device) -> d
     with profile(activities=activities, record_shapes=True) as profiler:
         step()
     events = profiler.events()
-    found = kernels_by_part(events, case) if device.type == "cuda" else _operators_by_part(events, case)
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+    seconds = kernels_by_part(events, case) if device.type == "cuda" else _operators_by_part(events, case)
+    return dict(sorted(seconds.items(), key=lambda item: -item[1]))
 
 
 def _operators_by_part(events: Iterable[Any], case: Case) -> dict[str, float]:

@@ -145,15 +145,15 @@ class Contenders:
         """Add a contender if its states equal ours."""
         ids, segments = (torch.from_numpy(np.concatenate(parts)) for parts in zip(*self.framed, strict=True))
         longest = self.model.config.encoder.max_length or 512
-        found = 0.0
+        difference = 0.0
         for length in COMPARED:
             length = min(length, longest)
             row, of_row = ids[None, :length], segments[None, :length].long()
             ours = self.model.encoder(row, segments=of_row).last
-            found = max(found, float((call(row, torch.ones_like(row), of_row) - ours).abs().max()))
-        self.difference[name] = found
-        if found > LARGEST_DIFFERENCE:
-            self.failed[name] = f"its states differ from ours by {found:.2g}, more than {LARGEST_DIFFERENCE:g}"
+            difference = max(difference, float((call(row, torch.ones_like(row), of_row) - ours).abs().max()))
+        self.difference[name] = difference
+        if difference > LARGEST_DIFFERENCE:
+            self.failed[name] = f"its states differ from ours by {difference:.2g}, more than {LARGEST_DIFFERENCE:g}"
         else:
             self.calls[name] = call
 
@@ -161,16 +161,16 @@ class Contenders:
 def paragraphs(corpus: Corpus, tokenizer: Tokenizer, count: int, longest: int) -> Texts:
     """Texts of one to a dozen sentences from the corpus, up to ``longest`` tokens."""
     rng = np.random.default_rng(0)
-    found: Texts = []
-    while len(found) < count:
+    texts: Texts = []
+    while len(texts) < count:
         document = corpus.document(int(rng.integers(corpus.num_documents)))
         starts = [*document.sentences.tolist(), len(document.ids)]
         first = int(rng.integers(len(starts) - 1))
         last = min(first + int(rng.integers(1, 13)), len(starts) - 1)
         ids = document.ids[starts[first] : starts[last]]
         if len(ids):
-            found.append(tokenizer.frame(ids, max_length=longest))
-    return found
+            texts.append(tokenizer.frame(ids, max_length=longest))
+    return texts
 
 
 @torch.inference_mode()

@@ -194,10 +194,10 @@ def _launch(world: int, work: ScalingWork) -> dict[str, Any]:
                     f"a process of the benchmark of {work.case.name} failed; its message stands above"
                 )
             time.sleep(0.05)
-        found: dict[str, Any] = results.get()
+        result: dict[str, Any] = results.get()
         for worker in workers:
             worker.join()
-    return found
+    return result
 
 
 def _serve(rank: int, world: int, meeting: str, work: ScalingWork, results: Any) -> None:

@@ -87,7 +87,9 @@ def run(case: Case, corpus: Path, setting: TrainSetting, against: str | None) ->
         **took.against_peak(operations_per_token(case, rows, setting)),
     }
     if torch.cuda.is_available():
-        busy = {name: sum(found.values()) / statistics.median(took.seconds[name]) for name, found in parts.items()}
+        busy = {
+            name: sum(of_parts.values()) / statistics.median(took.seconds[name]) for name, of_parts in parts.items()
+        }
         result["busy"] = busy
     for name, key in zip(others, ("ratio", "ratio_compiled"), strict=False):
         if name in working:

@@ -70,9 +70,9 @@ class Baselines:
 
 
 def baselines_of(
-    path: Path, files: Sequence[Path], found: Survey, *, progress: Callable[[str, int, int], None], **settings: Any
+    path: Path, files: Sequence[Path], surveyed: Survey, *, progress: Callable[[str, int, int], None], **settings: Any
 ) -> dict[str, Table]:
-    """Accuracies by the :class:`Baselines` of the corpus at ``path``, on the pairs that a survey ``found``."""
+    """Accuracies by the :class:`Baselines` of the corpus at ``path``, on the pairs that a survey ``surveyed``."""
     corpus = Corpus(path)
     tokenizer = Tokenizer.load(corpus.tokenizer_path)
     rows = encoded(files, tokenizer, bad_first=settings.get("bad_first", False))
@@ -81,7 +81,7 @@ def baselines_of(
         [scorer],
         files,
         tokenizer,
-        found,
+        surveyed,
         key=file_hash(path / MANIFEST),
         progress=lambda done, total: progress("scored by counts", done, total),
         **settings,
@@ -102,10 +102,10 @@ class _Counts:
         for ids, documents in _blocks(corpus):
             for order, keys in self.keys.items():
                 whole = documents[order - 1 :] == documents[: len(documents) - order + 1]
-                found = _grams(ids, order, base)[whole]
-                place = np.searchsorted(keys, found)
+                grams = _grams(ids, order, base)[whole]
+                place = np.searchsorted(keys, grams)
                 inside = place < len(keys)
-                inside[inside] = keys[place[inside]] == found[inside]
+                inside[inside] = keys[place[inside]] == grams[inside]
                 self.counts[order] += np.bincount(place[inside], minlength=len(keys))
 
     def __call__(self, ids: np.ndarray, order: int) -> np.ndarray:
@@ -116,10 +116,10 @@ class _Counts:
 def _grams(ids: np.ndarray, order: int, base: int) -> np.ndarray:
     """Every run of ``order`` ids as one number: (n,) -> (max(n - order + 1, 0),) int64."""
     size = max(len(ids) - order + 1, 0)
-    found = np.zeros(size, np.int64)
+    grams = np.zeros(size, np.int64)
     for place in range(order):
-        found = found * base + ids[place : place + size]
-    return found
+        grams = grams * base + ids[place : place + size]
+    return grams
 
 
 def _blocks(corpus: Corpus) -> Iterator[tuple[np.ndarray, np.ndarray]]:

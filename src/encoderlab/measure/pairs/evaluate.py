@@ -56,7 +56,7 @@ def survey(
         DataError: with file and line: a damaged pair (see :func:`read`), a sentence of which the tokenizer leaves
             nothing, or one of more than ``longest`` tokens that is not to be skipped.
     """
-    found, digest = Survey(), hashlib.sha256()
+    result, digest = Survey(), hashlib.sha256()
     for pair, good, bad in encoded(files, tokenizer, bad_first=bad_first):
         digest.update(repr((pair.good, pair.bad, pair.paradigm)).encode("utf-8", "backslashreplace"))
         if not scored(good).any() or not scored(bad).any():
@@ -67,17 +67,17 @@ def survey(
                     f"{pair.place}: a sentence of {max(len(good), len(bad))} tokens, the model reads {longest}; "
                     "remove the pair, or leave such pairs out with --skip-long"
                 )
-            found.long.append(pair.place)
+            result.long.append(pair.place)
             continue
-        found.paradigms.setdefault(pair.paradigm, pair.phenomenon)
-        found.pairs += 1
+        result.paradigms.setdefault(pair.paradigm, pair.phenomenon)
+        result.pairs += 1
         if pair.good == pair.bad:
-            found.equal.append(pair.place)
-    if not found.pairs:
-        left = f"{len(found.long)} too long for the model, and no other" if found.long else "none"
+            result.equal.append(pair.place)
+    if not result.pairs:
+        left = f"{len(result.long)} too long for the model, and no other" if result.long else "none"
         raise DataError(f"{', '.join(map(str, files))[:200]}: pairs to score: {left}; give other data")
-    found.digest = digest.hexdigest()
-    return found
+    result.digest = digest.hexdigest()
+    return result
 
 
 def encoded(
@@ -109,7 +109,7 @@ def evaluate_files(
     scorers: Sequence[Scorer],
     files: Sequence[Path],
     tokenizer: Tokenizer,
-    found: Survey,
+    surveyed: Survey,
     *,
     key: str,
     ties: Ties = "half",
@@ -118,7 +118,7 @@ def evaluate_files(
     out: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Table]:
-    """Score the pairs that a :func:`survey` ``found``: accuracies by measure, the usual one first.
+    """Score the pairs that a :func:`survey` ``surveyed``: accuracies by measure, the usual one first.
 
     Every chunk that is done is kept in a :class:`PartFile`, next to ``out`` or in the folder of caches; the same call
     continues after the last whole one and has the same result, to the last bit. At the end the part file is deleted,
@@ -133,13 +133,13 @@ def evaluate_files(
         DataError: the files have changed since the survey.
     """
     measures = [name for scorer in scorers for name in scorer.measures]
-    settings = repr((key, found.digest, measures, length_power, bad_first, CHUNK, len(found.long)))
+    settings = repr((key, surveyed.digest, measures, length_power, bad_first, CHUNK, len(surveyed.long)))
     name = hashlib.sha256(settings.encode()).hexdigest()[:16]
     path = cache_folder() / "minimal-pairs" / name if out is None else out.with_name(f"{out.name}.part-{name}")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
-    skipped = set(found.long)
-    names = list(found.paradigms)
+    skipped = set(surveyed.long)
+    names = list(surveyed.paradigms)
     number_of = {name: place for place, name in enumerate(names)}
     with contextlib.ExitStack() as stack:
         try:
@@ -148,13 +148,13 @@ def evaluate_files(
             raise ConfigError(f"{path}: another process is scoring these pairs; wait for it to end") from None
         part = PartFile(path)  # a line is the scores of a chunk
         scored_before = iter(path.read_bytes().splitlines())
-        margins = np.empty((found.pairs, len(measures)))
-        numbers = np.empty(found.pairs, np.int64)
+        margins = np.empty((surveyed.pairs, len(measures)))
+        numbers = np.empty(surveyed.pairs, np.int64)
         writer = None if out is None else stack.enter_context(replace_file(out))
         pairs = (row for row in encoded(files, tokenizer, bad_first=bad_first) if row[0].place not in skipped)
         done = 0
         while chunk := list(islice(pairs, CHUNK)):
-            if done + len(chunk) > found.pairs:
+            if done + len(chunk) > surveyed.pairs:
                 raise _changed(chunk[0][0])
             if line := next(scored_before, None):
                 scores = np.array(json.loads(line))
@@ -172,11 +172,11 @@ def evaluate_files(
                     writer.write(_line(pair, row, measures))
             done += len(chunk)
             if progress is not None:
-                progress(done, found.pairs)
-        if done != found.pairs:
+                progress(done, surveyed.pairs)
+        if done != surveyed.pairs:
             raise DataError(f"{files[-1]}: has changed while it was scored; run the same command again")
     part.finish()
-    paradigms = list(found.paradigms.items())
+    paradigms = list(surveyed.paradigms.items())
     return {name: tabulate(margins[:, i], numbers, paradigms, ties=ties) for i, name in enumerate(measures)}
 
 
@@ -201,8 +201,8 @@ def evaluate_pairs(
 
 
 def _tokens(tokenizer: Tokenizer, pairs: Sequence[Pair]) -> list[tuple[Encoding, Encoding]]:
-    found = tokenizer.encode_batch([text for pair in pairs for text in (pair.good, pair.bad)])
-    return list(zip(found[::2], found[1::2], strict=True))
+    encodings = tokenizer.encode_batch([text for pair in pairs for text in (pair.good, pair.bad)])
+    return list(zip(encodings[::2], encodings[1::2], strict=True))
 
 
 def _changed(pair: Pair) -> DataError:

@@ -36,15 +36,15 @@ def find(places: Sequence[Path]) -> list[Path]:
     Raises:
         DataError: nothing there, or a folder without a file of pairs.
     """
-    found: list[Path] = []
+    paths: list[Path] = []
     for place in places:
         if not place.exists():
             raise DataError(f"{place}: no such file or folder; give files of minimal pairs, such as BLiMP's .jsonl")
         inside = sorted(path for path in place.rglob("*") if _is_data(path, place)) if place.is_dir() else [place]
         if not inside:
             raise DataError(f"{place}: has no file of pairs ({', '.join(KINDS)}); give a folder with such files")
-        found += inside
-    return found
+        paths += inside
+    return paths
 
 
 def _is_data(path: Path, folder: Path) -> bool:

@@ -208,8 +208,8 @@ class LeftToRight:
                 of_row, _ = (index.numpy() for index in real.nonzero(as_tuple=True))
                 targets = np.concatenate([distinct[number].ids for number in numbers]).astype(np.int64)
                 counted = np.concatenate([scored(distinct[number]) for number in numbers])
-                found = _log_probabilities(self.model, states[real.to(device)], np.arange(len(targets)), targets)
-                np.add.at(out[:, 0], numbers[of_row[counted]], found[counted])
+                scores = _log_probabilities(self.model, states[real.to(device)], np.arange(len(targets)), targets)
+                np.add.at(out[:, 0], numbers[of_row[counted]], scores[counted])
         return out[back]
 
     def _earlier(self, batch: Batch) -> Tensor | None:
@@ -258,8 +258,8 @@ class Detector:
                 first = None
                 if model.rtd.norm is not None:
                     first = last[at[0], document_starts(batch.doc)[at]]
-                found = F.logsigmoid(-model.rtd(last[at], first).float()).double().cpu().numpy()
-                np.add.at(out[:, 0], numbers[of_row], found)
+                scores = F.logsigmoid(-model.rtd(last[at], first).float()).double().cpu().numpy()
+                np.add.at(out[:, 0], numbers[of_row], scores)
         return out[back]
 
 
@@ -303,11 +303,11 @@ def _log_probabilities(model: Model, states: Tensor, rows: np.ndarray, targets: 
         losses = model.lm.losses(states[torch.from_numpy(rows).to(device)], wanted, model.encoder.embeddings)
         return -losses.double().cpu().numpy()
     assert model.lm is not None
-    found = []
+    parts = []
     for start in range(0, len(states), PLACES):
         first, last = np.searchsorted(rows, [start, start + PLACES])
         logits = model.lm(states[start : start + PLACES], model.words).float()
         own = torch.from_numpy(rows[first:last] - start).to(device)
         wanted = torch.from_numpy(targets[first:last]).to(device)
-        found.append((logits[own, wanted] - logits.logsumexp(-1)[own]).double().cpu())
-    return torch.cat(found).numpy()
+        parts.append((logits[own, wanted] - logits.logsumexp(-1)[own]).double().cpu())
+    return torch.cat(parts).numpy()

@@ -172,11 +172,11 @@ def is_unlabelled(example: Example) -> bool:
 
 def labels_of(examples: Sequence[Example]) -> tuple[str, ...]:
     """The labels or tags that occur: in numerical order if all are numbers, else by name with ``O`` first."""
-    found = {label for example in examples for label in example.labels}
+    labels = {label for example in examples for label in example.labels}
     try:
-        return tuple(sorted(found, key=float))
+        return tuple(sorted(labels, key=float))
     except ValueError:
-        return tuple(sorted(found, key=lambda label: (label != "O", label)))
+        return tuple(sorted(labels, key=lambda label: (label != "O", label)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,16 +205,16 @@ class Remarks:
         self.row = 0
         self.first = first
         self.number = first - 1
-        self.found: dict[str, tuple[int, int]] = {}
+        self.counts: dict[str, tuple[int, int]] = {}
 
     def add(self, message: str, row: int) -> None:
         """Count a problem of one row."""
-        count, first = self.found.get(message, (0, row))
-        self.found[message] = (count + 1, first)
+        count, first = self.counts.get(message, (0, row))
+        self.counts[message] = (count + 1, first)
 
     def note(self, message: str) -> None:
         """Add a remark about the whole file."""
-        self.found[message] = (0, 0)
+        self.counts[message] = (0, 0)
 
     def lines(self) -> tuple[str, ...]:
         """One line per message: ``"train.tsv: 3 rows: no text (first: row 17)"``."""
@@ -222,5 +222,5 @@ class Remarks:
             f"{self.path.name}: {count:,} row{'s' * (count > 1)}: {message} (first: row {row})"
             if count
             else f"{self.path.name}: {message}"
-            for message, (count, row) in self.found.items()
+            for message, (count, row) in self.counts.items()
         )

@@ -84,11 +84,11 @@ def task_of(path: Path, given: Given | None = None) -> tuple[Task, str]:
     remarks = Remarks(path)
     file = _InferredFile(path, tables.columns(path, remarks), given)
     _check_given(file)
-    found = _infer(file)
-    layout = found.layout
+    inferred = _infer(file)
+    layout = inferred.layout
     raw = dataclasses.replace(layout, scheme=None) if isinstance(layout, (Conll, WordLists)) else layout
     sample = list(islice(examples(raw, path, remarks), _SAMPLE))
-    usual, *others = (form for form in FORMS.values() if form.columns == found.columns)
+    usual, *others = (form for form in FORMS.values() if form.columns == inferred.columns)
     form = next((other for other in others if other.recognises(layout, sample)), usual)
     if given.form is not None:
         form = form_named(given.form)
@@ -96,7 +96,7 @@ def task_of(path: Path, given: Given | None = None) -> tuple[Task, str]:
         _check_classes(path, layout, sample)
     layout, metrics, why = form.inferred(layout, sample)
     task = Task(name=path.name.split(".")[0], form=form.name, layouts=(layout,), metrics=metrics)
-    said = f"{found.said}; {why}" if why else found.said
+    said = f"{inferred.said}; {why}" if why else inferred.said
     return task, f"{path.name}: {form.name} ({form.description}), {said}"
 
 
@@ -106,11 +106,11 @@ def _check_classes(path: Path, layout: Layout, sample: Sequence[Example]) -> Non
     Raises:
         DataError: the message says how to override.
     """
-    found = [example.label for example in sample if isinstance(example, Text) and example.label is not None]
-    if len(found) >= _FEW and len(set(found)) > len(found) / 2:
+    labels = [example.label for example in sample if isinstance(example, Text) and example.label is not None]
+    if len(labels) >= _FEW and len(set(labels)) > len(labels) / 2:
         raise DataError(
-            f"{path}: column {layout.label_column!r} has {len(set(found)):,} different labels in {len(found):,} rows, "
-            f"such as {str(found[0])[:40]!r}: are these classes? name another column with --label, or confirm with "
+            f"{path}: column {layout.label_column!r} has {len({*labels}):,} different labels in {len(labels):,} rows, "
+            f"such as {str(labels[0])[:40]!r}: are these classes? name another column with --label, or confirm with "
             f"--form classification"
         )
 
@@ -220,13 +220,13 @@ def _infer(file: _InferredFile) -> _Inferred:
     given, wanted = file.given, file.wanted
     nothing_given = wanted is None and given.text is None
     asked = nothing_given and {"question", "context"} <= set(file.lower) and not file.options
-    if (wanted == "passages" or asked) and (found := _passages(file)):
-        return found
+    if (wanted == "passages" or asked) and (inferred := _passages(file)):
+        return inferred
     if wanted in (None, "passages") and not file.columns and _is_nested_json(file):
         return _Inferred(Squad(), "passages", "SQuAD's nested form")
     tagged = wanted == "words" or nothing_given or wanted is None and file.suffix in _WORDS_BY_LINE
-    if tagged and (found := _words(file)):
-        return found
+    if tagged and (inferred := _words(file)):
+        return inferred
     if wanted == "options" or nothing_given:
         if Stems().matches(file.columns) and isinstance(_first_record(file.path).get("question"), dict):
             return _Inferred(Stems(), "options", "questions with their stem and choices")
@@ -292,13 +292,13 @@ def _is_tagged(path: Path, words: str, tags: str) -> bool:
         ]
     except DataError:
         return False
-    found = [tag for one in sample for tag in one.tags or ()]
+    sample_tags = [tag for one in sample for tag in one.tags or ()]
     several = sum(len(one.tags or ()) > 1 for one in sample)
     if several <= len(sample) / 2 or not all(one.tags for one in sample):
         return False
-    marked = sum(tag == "O" or re.fullmatch(r"[BIMELSWU]-.+", tag) is not None for tag in found)
-    few = len(set(found)) <= len(found) / 10 and len({len(one.words) for one in sample}) > 1
-    return marked > len(found) / 2 or few
+    marked = sum(tag == "O" or re.fullmatch(r"[BIMELSWU]-.+", tag) is not None for tag in sample_tags)
+    few = len(set(sample_tags)) <= len(sample_tags) / 10 and len({len(one.words) for one in sample}) > 1
+    return marked > len(sample_tags) / 2 or few
 
 
 def _word_lines(file: _InferredFile) -> _Inferred:

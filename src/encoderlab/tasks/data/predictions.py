@@ -75,9 +75,9 @@ def with_labels(task: Task, gold: Split, labels: Sequence[str] = ()) -> Task:
         else replace(one, label=(label,) if several else label)
         for label in labels
     ]
-    found = {label for example in (*gold.examples, *more) for label in example.labels}
-    if len(found) == 1 and not several:
-        raise DataError(f"{', '.join(gold.files)}: only one label ({found.pop()}); name the others with --labels")
+    names = {label for example in (*gold.examples, *more) for label in example.labels}
+    if len(names) == 1 and not several:
+        raise DataError(f"{', '.join(gold.files)}: only one label ({names.pop()}); name the others with --labels")
     return form.completed(task, replace(gold, examples=(*gold.examples, *more)))
 
 
@@ -230,13 +230,13 @@ def _pairs(path: Path) -> list[tuple[str, Any]]:
     """
     text = "\n".join(line for _, line in tables.lines(path))
     try:
-        found = json.loads(text, object_pairs_hook=_Pairs)
+        entries = json.loads(text, object_pairs_hook=_Pairs)
     except (ValueError, RecursionError) as error:
         line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         raise DataError(f"{path}{line}: not valid JSON ({getattr(error, 'msg', error)}); write it again") from None
-    if not isinstance(found, _Pairs):
-        raise DataError(f"{path}: {type(found).__name__}, expected an object of predictions by id")
-    return [(id, dict(value) if isinstance(value, _Pairs) else value) for id, value in found]
+    if not isinstance(entries, _Pairs):
+        raise DataError(f"{path}: {type(entries).__name__}, expected an object of predictions by id")
+    return [(id, dict(value) if isinstance(value, _Pairs) else value) for id, value in entries]
 
 
 class _Pairs(list[tuple[str, Any]]):
@@ -275,7 +275,7 @@ def _matched(
         raise DataError(
             f"{files}: ids are not unique, so predictions cannot be matched by id; give them in order, without"
         )
-    found: dict[str, GivenPrediction] = {}
+    by_id: dict[str, GivenPrediction] = {}
     wanted, others = set(ids), 0
     for guess in guesses:
         assert guess.id is not None
@@ -286,12 +286,12 @@ def _matched(
                     f"with --skip-others"
                 )
             others += 1
-        elif guess.id in found:
-            before = f", first in line {found[guess.id].row}" if guess.row else ""
+        elif guess.id in by_id:
+            before = f", first in line {by_id[guess.id].row}" if guess.row else ""
             raise DataError(f"{_place(path, guess)}: has two predictions{before}; leave out one")
         else:
-            found[guess.id] = guess
-    missing = [(id, example) for id, example in zip(ids, gold.examples, strict=True) if id not in found]
+            by_id[guess.id] = guess
+    missing = [(id, example) for id, example in zip(ids, gold.examples, strict=True) if id not in by_id]
     if missing:
         id, example = missing[0]
         more = f", and for {len(missing) - 1:,} more" if len(missing) > 1 else ""
@@ -300,7 +300,7 @@ def _matched(
         )
     if others:
         remarks.note(f"{others:,} predictions for ids that the gold data lacks; left out")
-    return [found[id] for id in ids]
+    return [by_id[id] for id in ids]
 
 
 def _place(path: Path, guess: GivenPrediction) -> str:
@@ -427,9 +427,9 @@ def _in_scheme(path: Path, task: Task, sentences: Sequence[TaggedWords]) -> list
     if scheme is None or all(tag in known for one in tags for tag in one):
         return list(sentences)
     try:
-        found, _ = detect_scheme(tags)
+        detected, _ = detect_scheme(tags)
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
-    if found == scheme:
+    if detected == scheme:
         return list(sentences)
     return [replace(one, tags=tuple(write_tags(entities(one.tags or ()), len(one.words), scheme))) for one in sentences]

@@ -528,7 +528,7 @@ def task(name: str) -> Task:
         ConfigError: unknown name; the message gives the nearest one.
     """
     plain = name.lower().replace("-", "").replace("_", "")
-    for key, found in TASKS.items():
+    for key, known in TASKS.items():
         if key.replace("_", "") == plain:
-            return found
+            return known
     raise ConfigError(f"unknown task {name!r}{nearest(name, [*TASKS, *SUITES])}")

@@ -104,9 +104,9 @@ class Task:
         Raises:
             DataError: there is none; the message lists the patterns and folders that were tried.
         """
-        found = next(self._candidates(data, split), None)
-        if found is not None:
-            return found
+        paths = next(self._candidates(data, split), None)
+        if paths is not None:
+            return paths
         patterns = self.files.get(split, ())
         where = ", ".join([str(data), *(str(data / name) for name in self.folders)])
         raise DataError(
@@ -119,9 +119,9 @@ class Task:
         for folder in (data, *(data / name for name in self.folders)):
             for pattern in self.files.get(split, ()):
                 plain = set(folder.glob(pattern))
-                found = plain | {path for path in folder.glob(pattern + ".gz") if path.with_suffix("") not in plain}
-                if found:
-                    yield sorted(found)
+                paths = plain | {path for path in folder.glob(pattern + ".gz") if path.with_suffix("") not in plain}
+                if paths:
+                    yield sorted(paths)
                     break
 
     def load(self, data: Path, split: str) -> Split:
@@ -132,11 +132,11 @@ class Task:
             return self.read([data], split)
         paths = self.find(data, split)
         copies = [path for path in paths if path.with_name(path.name + ".gz").exists()]
-        found = self.read(paths, split)
+        loaded = self.read(paths, split)
         unread = tuple(f"{path.name}: read, but not {path.name}.gz" for path in copies)
         others = [other[0] for other in self._candidates(data, split) if not other[0].samefile(paths[0])]
         unread += tuple(f"{paths[0]}: read, but not {other}; give its folder with --data" for other in others)
-        return dataclasses.replace(found, remarks=found.remarks + unread)
+        return dataclasses.replace(loaded, remarks=loaded.remarks + unread)
 
     def read(self, paths: Sequence[Path], split: str, *, skip_unlabelled: bool = False) -> Split:
         """Read ``paths`` as one split and check every label.

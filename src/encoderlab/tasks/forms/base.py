@@ -211,25 +211,29 @@ class Form:
         return ordered | scores, notes
 
     @classmethod
-    def score_found(cls, task: Task, examples: Sequence[Any], found: Predictions) -> tuple[Scores, tuple[str, ...]]:
+    def score_found(
+        cls, task: Task, examples: Sequence[Any], predictions: Predictions
+    ) -> tuple[Scores, tuple[str, ...]]:
         """As :meth:`score`, from full predictions."""
-        return cls.score(task, examples, found.values)
+        return cls.score(task, examples, predictions.values)
 
     # Mistakes
 
     @classmethod
-    def analysed(cls, task: Task, examples: Sequence[Any], found: Predictions) -> Analysis:
+    def analysed(cls, task: Task, examples: Sequence[Any], predictions: Predictions) -> Analysis:
         """Where the predictions for labelled examples go wrong."""
         off = [
             cls.off(task, example, value, detail)
-            for example, value, detail in zip(examples, found.values, found.details, strict=True)
+            for example, value, detail in zip(examples, predictions.values, predictions.details, strict=True)
         ]
         worst = sorted((i for i in range(len(off)) if off[i] > 0), key=lambda i: -off[i])[:WORST]
         return Analysis(
             examples=len(examples),
             wrong=None if cls.graded else tuple(i for i, much in enumerate(off) if much > 0),
-            worst=tuple(cls.mistake(task, i, examples[i], found.values[i], found.details[i]) for i in worst),
-            **cls.details_of(task, examples, found.values),
+            worst=tuple(
+                cls.mistake(task, i, examples[i], predictions.values[i], predictions.details[i]) for i in worst
+            ),
+            **cls.details_of(task, examples, predictions.values),
         )
 
     @classmethod
@@ -394,7 +398,7 @@ class Form:
         """The probability of each label from the scores (classes,) of an example."""
         return np.exp(log_softmax(scores))
 
-    def choose_threshold(self, examples: Sequence[Example], found: Predictions) -> str:
+    def choose_threshold(self, examples: Sequence[Example], predictions: Predictions) -> str:
         """Set :attr:`threshold` to the best value for labelled examples; returns a sentence about it, or ""."""
         return ""
 

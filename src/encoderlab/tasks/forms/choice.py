@@ -218,10 +218,10 @@ class ChoiceForm(Form):
         return [(ids, np.zeros_like(segments)) for ids, segments in framed] if clue else framed
 
     def _gap_token(self) -> int:
-        found = self.tokenizer.id("[unused1]")
-        if found is None:
+        token = self.tokenizer.id("[unused1]")
+        if token is None:
             raise ConfigError("choice=clue marks gaps with [unused1], which the vocabulary lacks; set choice=joined")
-        return found
+        return token
 
     def counts(self, batch: TaskBatch) -> dict[str, int]:
         return {"choice": len(groups(batch)[1])}
@@ -264,7 +264,7 @@ class ChoiceForm(Form):
         by_item: list[Any] = [[] for _ in range(len(batch))]
         for item, _, score in sorted(zip(items, options, to_numpy(scores).tolist(), strict=True)):
             by_item[item].append(score)
-        return [np.array(found) for found in by_item]
+        return [np.array(of_item) for of_item in by_item]
 
     def decode(self, items: Sequence[Item], outputs: Sequence[Any], examples: Sequence[Example]) -> Predictions:
         probabilities = [np.exp(log_softmax(scores)) for scores in outputs]

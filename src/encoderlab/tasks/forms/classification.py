@@ -245,11 +245,11 @@ class ClassificationForm(TextForm):
             details.append({"score": float(probability[best]), "probabilities": probability})
         return Predictions(values=values, details=details, threshold=self.threshold)
 
-    def choose_threshold(self, examples: Sequence[Example], found: Predictions) -> str:
+    def choose_threshold(self, examples: Sequence[Example], predictions: Predictions) -> str:
         if not isinstance(self.settings, ClassificationSettings) or (wanted := Wanted.of(self.settings)) is None:
             return ""
         positive = tuple(self.index)[1]
-        given = np.array([detail["probabilities"][1] for detail in found.details])
+        given = np.array([detail["probabilities"][1] for detail in predictions.details])
         right = np.array([getattr(example, "label", None) == positive for example in examples])
         chosen = threshold_for(given, right, wanted)
         self.threshold = chosen.threshold

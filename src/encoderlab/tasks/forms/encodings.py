@@ -36,15 +36,15 @@ class Encodings:
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = cache_folder() / "encodings" if folder is None else folder
-        self.found: dict[str, tuple[list[Item], dict[str, Any]]] = {}
+        self.entries: dict[str, tuple[list[Item], dict[str, Any]]] = {}
 
     def items(self, form: Form, split: Split, *, train: bool = False) -> list[Item]:
         """``form.items`` of the split. What the form learns from training (``form.learned``) is restored too."""
         key = _key(form, split, train)
-        if key not in self.found:
+        if key not in self.entries:
             path = self.folder / f"{_key_on_disk(key, split)}.safetensors"
-            self.found[key] = _read(path) or self._encode(form, split, train, path)
-        items, learned = self.found[key]
+            self.entries[key] = _read(path) or self._encode(form, split, train, path)
+        items, learned = self.entries[key]
         if train:
             for name, value in learned.items():
                 setattr(form, name, value)
@@ -147,11 +147,11 @@ def _read(path: Path) -> tuple[list[Item], dict[str, Any]] | None:
     ]
     if "window.start" in arrays:
         sequences = _windows(sequences, arrays)
-    found, last = [], 0
+    items, last = [], 0
     for example, count in zip(arrays["example"].tolist(), arrays["sequences"].tolist(), strict=True):
-        found.append(Item(example, tuple(sequences[last : last + count])))
+        items.append(Item(example, tuple(sequences[last : last + count])))
         last += count
-    return found, json.loads(about["learned"])
+    return items, json.loads(about["learned"])
 
 
 def _windows(sequences: Sequence[Encoded], arrays: Mapping[str, np.ndarray]) -> list[Encoded]:

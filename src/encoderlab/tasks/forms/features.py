@@ -127,7 +127,7 @@ class Store:
         ``words`` and ``room`` as in :meth:`add`.
         """
         row = self.add(items, words, room)
-        found = []
+        numbers = []
         for item in items:
             sequence = item.sequences[0]
             kept = sequence.marks["word"] >= 0 if words else np.arange(len(sequence)) == 0
@@ -135,17 +135,17 @@ class Store:
             if count:
                 ids = np.arange(row, row + count, dtype=np.int64)
                 marks = {name: mark[kept] for name, mark in sequence.marks.items()}
-                found.append(Item(item.example, (Encoded(ids, np.zeros(count, np.int8), sequence.labels, marks),)))
+                numbers.append(Item(item.example, (Encoded(ids, np.zeros(count, np.int8), sequence.labels, marks),)))
             row += count
-        return found
+        return numbers
 
     def read(self, rows: np.ndarray) -> np.ndarray:
         """Activations (n, layers, D) float32 of the rows (n,)."""
         part = np.searchsorted(self.starts, rows, side="right") - 1
-        found = np.empty((len(rows), *self.parts[0].shape[1:]), np.float32)
+        states = np.empty((len(rows), *self.parts[0].shape[1:]), np.float32)
         for i in np.unique(part):
-            found[part == i] = self.parts[i][rows[part == i] - self.starts[i]]
-        return found
+            states[part == i] = self.parts[i][rows[part == i] - self.starts[i]]
+        return states
 
 
 class FrozenEncoder(nn.Module):

@@ -170,8 +170,8 @@ class MultiLabelForm(TextForm):
 
     def chance(self, examples: Sequence[Any]) -> float | None:
         labels = labels_of(examples)
-        found = (entropy(label in example.labels for example in examples) or 0.0 for label in labels)
-        return float(np.mean(list(found))) if labels else None
+        entropies = (entropy(label in example.labels for example in examples) or 0.0 for label in labels)
+        return float(np.mean(list(entropies))) if labels else None
 
     # Encoding and losses
 
@@ -224,10 +224,10 @@ class MultiLabelForm(TextForm):
             details.append({"probabilities": dict(zip(names, map(float, probability), strict=True))})
         return Predictions(values=values, details=details, threshold=self.threshold)
 
-    def choose_threshold(self, examples: Sequence[Example], found: Predictions) -> str:
+    def choose_threshold(self, examples: Sequence[Example], predictions: Predictions) -> str:
         gold = [example.labels for example in examples]
         wanted = np.array([[label in labels for label in self.index] for labels in gold])
-        given = np.array([list(detail["probabilities"].values()) for detail in found.details])
+        given = np.array([list(detail["probabilities"].values()) for detail in predictions.details])
         asked = Wanted.of(self.settings)
         if asked is not None:
             chosen = threshold_for(given, wanted, asked)

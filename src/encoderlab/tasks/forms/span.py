@@ -219,12 +219,14 @@ class SpanForm(Form):
         return {name: value if name.endswith(counts) else value / 100 for name, value in scores.items()}
 
     @classmethod
-    def score_found(cls, task: Task, examples: Sequence[Any], found: Predictions) -> tuple[Scores, tuple[str, ...]]:
+    def score_found(
+        cls, task: Task, examples: Sequence[Any], predictions: Predictions
+    ) -> tuple[Scores, tuple[str, ...]]:
         """Score with the null odds and the threshold, which SQuAD's scorer applies itself."""
-        if task.answers != "squad" or found.null_odds is None:
-            return super().score_found(task, examples, found)
-        known = {"null_odds": found.null_odds, "threshold": found.threshold}
-        return cls.score(task, examples, best_texts(found), **known)
+        if task.answers != "squad" or predictions.null_odds is None:
+            return super().score_found(task, examples, predictions)
+        known = {"null_odds": predictions.null_odds, "threshold": predictions.threshold}
+        return cls.score(task, examples, best_texts(predictions), **known)
 
     @classmethod
     def off(cls, task: Task, example: Any, value: Any, detail: Mapping[str, Any]) -> float:
@@ -428,12 +430,12 @@ class SpanForm(Form):
         nulls = [windows.null(start, end) for windows, start, end in zip(every, starts, ends, strict=True)]
         fields = (start_places, start_scores, end_places, end_scores, torch.stack(nulls).mean(0))
         arrays = (tensor.detach().cpu().numpy() for tensor in fields)
-        found = [
+        candidates = [
             Candidates(s, s_scores, e, e_scores, float(null), absolute=form != "independent")
             for s, s_scores, e, e_scores, null in zip(*arrays, strict=True)
         ]
         order = np.argsort(batch.labels["item"][first.rows, first.slots].cpu().numpy())
-        return [found[i] for i in order]
+        return [candidates[i] for i in order]
 
     def decode(self, items: Sequence[Item], outputs: Sequence[Any], examples: Sequence[Example]) -> Predictions:
         windows: list[list[tuple[Window, Candidates]]] = [[] for _ in examples]
@@ -443,10 +445,10 @@ class SpanForm(Form):
             windows[item.example].append((window, output))
         absolute = bool(outputs) and outputs[0].absolute
         values, details, odds, nbest = [], [], {}, {}
-        for example, found in zip(examples, windows, strict=True):
+        for example, of_question in zip(examples, windows, strict=True):
             assert isinstance(example, Question)
-            spans = self._best_spans(example, found)
-            null = min((candidates.null for _, candidates in found), default=0.0)
+            spans = self._best_spans(example, of_question)
+            null = min((candidates.null for _, candidates in of_question), default=0.0)
             best = spans[0]["score"] if spans else 0.0
             odds[example.id] = null if absolute else null - best
             if self.nullable or not spans:
@@ -466,10 +468,10 @@ class SpanForm(Form):
             threshold=self.threshold,
         )
 
-    def _best_spans(self, question: Question, found: Sequence[tuple[Window, Candidates]]) -> list[dict[str, Any]]:
+    def _best_spans(self, question: Question, windows: Sequence[tuple[Window, Candidates]]) -> list[dict[str, Any]]:
         """The n best distinct texts of all windows, with characters and scores."""
         spans = []
-        for window, candidates in found:
+        for window, candidates in windows:
             starts, ends = candidates.starts - window.start, candidates.ends - window.start
             size = len(window.offsets)
             legal = (starts >= 0) & (starts < size)
@@ -498,10 +500,10 @@ class SpanForm(Form):
         self.nullable = True
         return changed
 
-    def choose_threshold(self, examples: Sequence[Example], found: Predictions) -> str:
+    def choose_threshold(self, examples: Sequence[Example], predictions: Predictions) -> str:
         if not self.nullable:
             return ""
-        self.threshold = best_threshold(self.task, examples, found)
+        self.threshold = best_threshold(self.task, examples, predictions)
         return f'"no answer" is predicted above a null score of {self.threshold:.4f}, chosen on dev'
 
     # Ensembles
@@ -544,24 +546,26 @@ def average_answers(members: Sequence[Predictions], threshold: float = 0.0) -> P
     return Predictions(values=values, details=details, nbest=nbest, null_odds=null_odds, threshold=threshold)
 
 
-def best_threshold(task: Task, examples: Sequence[Example], found: Predictions) -> float:
+def best_threshold(task: Task, examples: Sequence[Example], predictions: Predictions) -> float:
     """The threshold on the null odds with the best F1 of ``examples``.
 
     The official search returns the odds of a question; here the threshold is half way to the next larger odds, where
     the score is the same and rounding does not matter. If giving no answer at all is best, the official result is 0,
     which would remove only some answers; then the threshold is below all odds.
     """
-    assert found.null_odds is not None
-    scores, _ = SpanForm.score(task, examples, best_texts(found), null_odds=found.null_odds)
+    assert predictions.null_odds is not None
+    scores, _ = SpanForm.score(task, examples, best_texts(predictions), null_odds=predictions.null_odds)
     if scores["best_f1"] <= scores.get("no_answer_total", 0) / scores["total"]:
-        return min(found.null_odds.values()) - 1
+        return min(predictions.null_odds.values()) - 1
     threshold = scores["best_f1_threshold"]
-    return (threshold + min((odds for odds in found.null_odds.values() if odds > threshold), default=threshold)) / 2
+    return (
+        threshold + min((odds for odds in predictions.null_odds.values() if odds > threshold), default=threshold)
+    ) / 2
 
 
-def best_texts(found: Predictions) -> list[str]:
+def best_texts(predictions: Predictions) -> list[str]:
     """The best answer to every question, ignoring the threshold, for a search for thresholds."""
-    return [next((span["text"] for span in spans if span["text"]), "") for spans in (found.nbest or {}).values()]
+    return [next((span["text"] for span in spans if span["text"]), "") for spans in (predictions.nbest or {}).values()]
 
 
 def _tokens_of(answer: Answer, passage: Encoding) -> tuple[int, int] | None:

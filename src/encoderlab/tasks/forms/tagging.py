@@ -326,7 +326,7 @@ def first_tokens(words: Sequence[str], encoding: Encoding) -> np.ndarray:
     """
     lengths = np.fromiter(map(len, words), np.int64, len(words))
     starts = np.cumsum(lengths + 1) - lengths - 1
-    found = np.full(len(encoding), -1, np.int64)
+    tokens = np.full(len(encoding), -1, np.int64)
     seen = -1
     for token, (begin, end) in enumerate(encoding.offsets):
         # A token may begin with the space before its word (byte-level BPE, Unigram): its last character decides. A
@@ -334,8 +334,8 @@ def first_tokens(words: Sequence[str], encoding: Encoding) -> np.ndarray:
         word = int(np.searchsorted(starts, end - 1, side="right")) - 1
         word += begin == starts[word] + lengths[word]
         if begin < end and seen < word < len(words) and end <= starts[word] + lengths[word]:
-            found[token] = seen = word
-    return found
+            tokens[token] = seen = word
+    return tokens
 
 
 def _parsed(task: Task, tag: str, place: str) -> str:

@@ -184,8 +184,8 @@ def _targets(batch: TaskBatch) -> Tensor:
     """The targets (n, ...) of all examples in order, on the batch's device."""
     rows, slots = batch.sequences()
     group, sizes = groups(batch)
-    found = batch.labels["target"][rows, slots]
-    return found.new_empty(len(sizes), *found.shape[1:]).index_copy(0, group, found)  # equal in all windows
+    targets = batch.labels["target"][rows, slots]
+    return targets.new_empty(len(sizes), *targets.shape[1:]).index_copy(0, group, targets)  # equal in all windows
 
 
 def one_label(example: Text, place: str) -> str:

@@ -118,12 +118,12 @@ def _are_indices(labels: tuple[str, ...]) -> bool:
     return [label.removeprefix("LABEL_") for label in labels] == list(map(str, range(len(labels))))
 
 
-def renamed(found: Predictions, names: Mapping[str, str]) -> Predictions:
+def renamed(predictions: Predictions, names: Mapping[str, str]) -> Predictions:
     """Predictions with the labels of a benchmark instead of the model's."""
     values = [
-        tuple(names[tag] for tag in value) if isinstance(value, tuple) else names[value] for value in found.values
+        tuple(names[tag] for tag in value) if isinstance(value, tuple) else names[value] for value in predictions.values
     ]
-    return replace(found, values=values)
+    return replace(predictions, values=values)
 
 
 # Files

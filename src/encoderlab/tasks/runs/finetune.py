@@ -320,8 +320,8 @@ class FineTuning:
             return (batch for _, batch in sorted_batches(held_out, pad=pad, room=room, tokens=predictor.tokens))
 
         def scores() -> dict[str, float]:
-            found = form.decode(held_out, predictor.outputs(held_out), dev.examples)
-            return score(self.task, dev.examples, found.values)[0]
+            guesses = form.decode(held_out, predictor.outputs(held_out), dev.examples)
+            return score(self.task, dev.examples, guesses.values)[0]
 
         chance = form.chance(dev.examples)
         known = {} if chance is None else {form.name: chance}
@@ -453,7 +453,7 @@ class FineTuning:
     def evaluate(self, objective: TaskObjective, splits: Mapping[str, Split], *, choose: bool = True) -> Evaluated:
         """Predictions and scores of every split except training. With ``choose``, a threshold is chosen on dev."""
         predictor, form = Predictor(objective), objective.form
-        found = Evaluated()
+        evaluated = Evaluated()
         for name in sorted(splits, key=lambda name: name != "dev"):
             if name == "train":
                 continue
@@ -461,16 +461,18 @@ class FineTuning:
             outputs = predictor.outputs(items)
             predictions = form.decode(items, outputs, split.examples)
             if choose and name == "dev" and (said := form.choose_threshold(split.examples, predictions)):
-                found.notes.append(said)
+                evaluated.notes.append(said)
                 predictions = form.decode(items, outputs, split.examples)
-            found.predictions[name] = predictions
+            evaluated.predictions[name] = predictions
             missing = sum(map(is_unlabelled, split.examples))
             if not missing:
-                found.scores[name], warnings = score(self.task, split.examples, predictions.values)
-                found.notes += [f"{name}: {text}" for text in warnings]
+                evaluated.scores[name], warnings = score(self.task, split.examples, predictions.values)
+                evaluated.notes += [f"{name}: {text}" for text in warnings]
             elif missing < len(split):
-                found.notes.append(f"{name}: {missing:,} of {len(split):,} examples have no label, so it is not scored")
-        return found
+                evaluated.notes.append(
+                    f"{name}: {missing:,} of {len(split):,} examples have no label, so it is not scored"
+                )
+        return evaluated
 
     def _record(self, recipe: FinetuneRecipe, outcome: Outcome) -> dict[str, Any]:
         """The score's description of the run: how it was trained, on what, how long and where."""

@@ -87,7 +87,7 @@ def write_submissions(
     Returns a note for every file that is not written because its number of rows is not the leaderboard's.
     """
     notes = []
-    for name, found in predictions.items():
+    for name, of_split in predictions.items():
         if task.submission is not None and name in task.submission.files:
             folder = out / "submission" if name.startswith("test") else out / f"submission-{name}"
             try:
@@ -95,10 +95,10 @@ def write_submissions(
                     task,
                     name,
                     splits[name].examples,
-                    found.values,
+                    of_split.values,
                     folder,
-                    nbest=found.nbest,
-                    null_odds=found.null_odds,
+                    nbest=of_split.nbest,
+                    null_odds=of_split.null_odds,
                 )
             except DataError as error:
                 notes.append(f"no submission: {error}")
@@ -111,14 +111,14 @@ def write_predictions(
     """Write ``predictions-SPLIT.jsonl`` for every split, and ``analysis-SPLIT.json``
     (:class:`encoderlab.tasks.scoring.analysis.Analysis`) where all of it is labelled.
     """
-    for name, found in predictions.items():
+    for name, of_split in predictions.items():
         examples = splits[name].examples
         if not any(map(is_unlabelled, examples)):
-            analysis = FORMS[task.form].analysed(task, examples, found)
+            analysis = FORMS[task.form].analysed(task, examples, of_split)
             write_json(out / analysis_file(name), finite(to_dict(analysis)))
         lines = [
             json.dumps(record(example, value, detail, task.labels), ensure_ascii=False)
-            for example, value, detail in zip(examples, found.values, found.details, strict=True)
+            for example, value, detail in zip(examples, of_split.values, of_split.details, strict=True)
         ]
         write_text(out / f"predictions-{name}.jsonl", "\n".join(lines) + "\n")
 
@@ -253,23 +253,23 @@ class _Kept:
 
 def plain_layouts(task: Task) -> list[dict[str, Any]]:
     """The task's layouts as plain data: the name of each, and its fields without defaults."""
-    found = []
+    plain = []
     for layout in cast("tuple[Any, ...]", task.layouts):
         values = {one.name: getattr(layout, one.name) for one in fields(layout)}
         changed = {one.name: to_dict(values[one.name]) for one in fields(layout) if values[one.name] != one.default}
-        found.append({"layout": type(layout).__name__} | changed)
-    return found
+        plain.append({"layout": type(layout).__name__} | changed)
+    return plain
 
 
 def layouts_of(plain: Sequence[Mapping[str, Any]]) -> tuple[Layout, ...]:
     """The inverse of :func:`plain_layouts`."""
-    found = []
+    layouts = []
     for entry in plain:
         values = {
             key: tuple(value) if isinstance(value, list) else value for key, value in entry.items() if key != "layout"
         }
-        found.append(getattr(readers, entry["layout"])(**values))
-    return tuple(found)
+        layouts.append(getattr(readers, entry["layout"])(**values))
+    return tuple(layouts)
 
 
 def is_benchmark(task: Task) -> bool:
@@ -341,15 +341,15 @@ def hashes_of(identity: Mapping[str, Any]) -> dict[str, str]:
     return {"model": identity["model"], "task": hashlib.sha256(task.encode()).hexdigest()}
 
 
-def _check_identity(out: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+def _check_identity(out: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Refuse the folder of another run. Keys that an older version did not write are not compared.
 
     Raises:
         ConfigError: gives the old and the new value.
     """
     for key, value in wanted.items():
-        if key in found and found[key] != value:
-            had, now = (str(one)[:120] for one in (found[key], value))
+        if key in stored and stored[key] != value:
+            had, now = (str(one)[:120] for one in (stored[key], value))
             raise ConfigError(f"{out}: has a run with {_MEANINGS[key]} {had}, now {now}; choose another --out")
 
 
@@ -382,11 +382,11 @@ def read_result(out: Path, recipe: Training, splits: Mapping[str, Split], identi
         ConfigError: it was run with another recipe, data, model or task.
         DataError: the score and its copy are damaged.
     """
-    found = _score_of(out)
-    if found is None:
+    record = _score_of(out)
+    if record is None:
         return None
-    _check_identity(out, found, identity)
-    wanted, had = to_dict(recipe), completed_recipe(found["recipe"], recipe)
+    _check_identity(out, record, identity)
+    wanted, had = to_dict(recipe), completed_recipe(record["recipe"], recipe)
     # These follow from other fields, or do not change the result.
     ignored = ("budget", "phases", "evaluation", "execution", "checkpoints", "log_every")
     for key, value in wanted.items():
@@ -395,6 +395,6 @@ def read_result(out: Path, recipe: Training, splits: Mapping[str, Split], identi
                 f"{out}: has a finished run with {key} {had.get(key)}, now {value}; choose another folder"
             )
     for name, split in splits.items():
-        if found["data"].get(name, split.sha256) != split.sha256:
+        if record["data"].get(name, split.sha256) != split.sha256:
             raise ConfigError(f"{out}: has a finished run on other {name} data; choose another folder")
-    return Result(folder=out, record=found, model=out / "model", damaged=tuple(damaged(out, found)))
+    return Result(folder=out, record=record, model=out / "model", damaged=tuple(damaged(out, record)))

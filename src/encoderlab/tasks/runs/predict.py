@@ -78,14 +78,14 @@ def _outputs(
     first = members[0]
     device = next(first.model.parameters()).device
     pad, room = first.form.tokenizer.special.pad, first.form.settings.max_length
-    found: list[Any] = [None] * len(items)
+    outputs: list[Any] = [None] * len(items)
     with evaluating(*(member.model for member in members)):
         for numbers, batch in sorted_batches(items, pad=pad, room=room, tokens=first.tokens):
             moved = batch.to(device)
             assert isinstance(moved, TaskBatch)
             for number, output in zip(numbers, of_batch(moved), strict=True):
-                found[number] = output
-    return found
+                outputs[number] = output
+    return outputs
 
 
 def predict_ensemble(

@@ -82,8 +82,8 @@ class SiFTObjective(TaskObjective):
             kept, count = self._clean.detach(), self.counts(batch.on_host)["sift"]
             terms = self.form.terms(self.model, states, batch, noise)
             self._shift = self._start(kept, noise)
-            found = self._divergence(self._scores(kept, batch, noise.derived(SIFT_PASSES + 1)), clean.detach())
-            (gradient,) = torch.autograd.grad(found, self._shift)
+            divergence = self._divergence(self._scores(kept, batch, noise.derived(SIFT_PASSES + 1)), clean.detach())
+            (gradient,) = torch.autograd.grad(divergence, self._shift)
             self._shift = self._ascend(self._shift.detach(), gradient)
             distance = self._divergence(self._scores(kept, batch, noise.derived(SIFT_PASSES + 2)), clean)
         finally:

@@ -113,7 +113,7 @@ def _multirc(pairs: Sequence[tuple[Text, Any]]) -> str:
         nested.setdefault(passage, {}).setdefault(question, []).append({"idx": answer, "label": int(guess)})
     return "".join(
         json.dumps(
-            {"idx": p, "passage": {"questions": [{"idx": q, "answers": found} for q, found in questions.items()]}}
+            {"idx": p, "passage": {"questions": [{"idx": q, "answers": answers} for q, answers in questions.items()]}}
         )
         + "\n"
         for p, questions in nested.items()
@@ -132,11 +132,11 @@ def _conll(task: Task, pairs: Sequence[tuple[Any, Any]]) -> str:
 
 def _nested(example: TaggedWords, tags: Sequence[str]) -> dict[str, dict[str, list[list[int]]]]:
     """CLUENER's ``{type: {mention: [[first, last]]}}``."""
-    found: dict[str, dict[str, list[list[int]]]] = {}
+    places: dict[str, dict[str, list[list[int]]]] = {}
     for kind, start, end in entities(tags):
         mention = "".join(example.words[start:end])
-        found.setdefault(kind, {}).setdefault(mention, []).append([start, end - 1])
-    return found
+        places.setdefault(kind, {}).setdefault(mention, []).append([start, end - 1])
+    return places
 
 
 def _squad(

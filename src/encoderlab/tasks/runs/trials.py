@@ -135,13 +135,13 @@ def run(
 
     def attempts(number: int, seeds: int, splits: Mapping[str, Split]) -> dict[int, Result | str]:
         """The runs at one point of the grid, by seed."""
-        found = {}
+        by_seed = {}
         for seed in range(base.seed, base.seed + seeds):
             title = " ".join(filter(None, (f"{named}:", describe(points[number]), f"seed {seed}")))
             say(title)
             recipe = replace(recipes[number], seed=seed)
-            found[seed] = runs.attempt(recipe, splits, f"{folder_name(points[number])}/seed-{seed}", title)
-        return found
+            by_seed[seed] = runs.attempt(recipe, splits, f"{folder_name(points[number])}/seed-{seed}", title)
+        return by_seed
 
     said = protocol.says(base, model, len(splits["train"]))
     say(f"{named}: {said}")
@@ -156,10 +156,10 @@ def run(
     if search:
         said = protocol.says(recipes[chosen], model, len(splits["train"]))
         say(f"{named}: {describe(points[chosen])} is taken: {said}")
-    found = attempts(chosen, protocol.seeds, splits)
-    finished = _finished(found)
+    by_seed = attempts(chosen, protocol.seeds, splits)
+    finished = _finished(by_seed)
     if not finished:
-        raise Diverged(f"{task.name}: all {len(found)} seeds failed ({next(iter(found.values()))})")
+        raise Diverged(f"{task.name}: all {len(by_seed)} seeds failed ({next(iter(by_seed.values()))})")
     record = {
         "task": task.name,
         "metric": task.metric,
@@ -175,7 +175,7 @@ def run(
         "search": [*searched, *search],
         "chosen": points[chosen],
         "selection": f"{base.select} by {task.metric} of dev",
-        "seeds": {str(seed): _entry(one, task, splits["dev"]) for seed, one in found.items()},
+        "seeds": {str(seed): _entry(one, task, splits["dev"]) for seed, one in by_seed.items()},
         "scores": _summaries(finished, splits),
         "baselines": baselines or {},
         "sources": {name: list(split.files) for name, split in splits.items()},
@@ -203,9 +203,9 @@ def _best_point(search: Sequence[Mapping[str, Any]], task: Task) -> int:
     return max(medians, key=lambda number: medians[number], default=0)
 
 
-def _finished(found: Mapping[int, Result | str]) -> list[Result]:
+def _finished(by_seed: Mapping[int, Result | str]) -> list[Result]:
     """The runs that did not diverge."""
-    return [result for result in found.values() if isinstance(result, Result)]
+    return [result for result in by_seed.values() if isinstance(result, Result)]
 
 
 def best_seed(folder: Path, say: Say) -> Path:
@@ -215,15 +215,15 @@ def best_seed(folder: Path, say: Say) -> Path:
     """
     folder = resolve(folder)
     path = folder / SCORE_FILE
-    if not path.exists() or "seeds" not in (found := read_signed(path, "run finetune again to write it anew")):
+    if not path.exists() or "seeds" not in (record := read_signed(path, "run finetune again to write it anew")):
         return folder
     scores = {
-        seed: entry["scores"]["dev"][found["metric"]] for seed, entry in found["seeds"].items() if "scores" in entry
+        seed: entry["scores"]["dev"][record["metric"]] for seed, entry in record["seeds"].items() if "scores" in entry
     }
     best = max(scores, key=lambda seed: scores[seed])
     which = f"the best of {len(scores)} on the development set" if len(scores) > 1 else "the only one with scores"
     say(f"seed {best}, {which}")
-    return folder / folder_name(found["chosen"]) / f"seed-{best}"
+    return folder / folder_name(record["chosen"]) / f"seed-{best}"
 
 
 def describe(point: Point) -> str:
@@ -237,35 +237,35 @@ def folder_name(point: Point) -> str:
     return describe(point).replace(" ", ",") or "runs"
 
 
-def _entry(found: Result | str, task: Task, dev: Split) -> dict[str, Any]:
+def _entry(result: Result | str, task: Task, dev: Split) -> dict[str, Any]:
     """One seed of the record: its scores, or why it failed.
 
     A run that predicts a single label for a development set with several is marked as failed, but keeps its scores.
     """
-    if isinstance(found, str):
-        return {"failed": found}
-    entry: dict[str, Any] = {"scores": found.record["scores"], "best_step": found.record["best_step"]}
+    if isinstance(result, str):
+        return {"failed": result}
+    entry: dict[str, Any] = {"scores": result.record["scores"], "best_step": result.record["best_step"]}
     several = len({example.reference for example in dev.examples}) > 1
-    if FORMS[task.form].collapses and several and _constant(found):
+    if FORMS[task.form].collapses and several and _constant(result):
         entry["failed"] = "predicts one label for every example"
     return entry
 
 
-def _constant(found: Result) -> bool:
+def _constant(result: Result) -> bool:
     """Whether all predictions for the development set are one label."""
-    path = found.folder / "predictions-dev.jsonl"
+    path = result.folder / "predictions-dev.jsonl"
     with open(path, encoding="utf-8") as file:
         return len({json.dumps(json.loads(line)["label"]) for line in file}) == 1
 
 
 def _summaries(runs: Sequence[Result], splits: Mapping[str, Split]) -> dict[str, dict[str, dict[str, Any]]]:
     """Statistics over seeds by split and metric."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
+    summaries: dict[str, dict[str, dict[str, Any]]] = {}
     for name in splits:
         values = [run.scores[name] for run in runs if name in run.scores]
         if values:
-            found[name] = {metric: summary([value[metric] for value in values]) for metric in values[0]}
-    return found
+            summaries[name] = {metric: summary([value[metric] for value in values]) for metric in values[0]}
+    return summaries
 
 
 def summary(values: Sequence[float]) -> dict[str, Any]:
@@ -320,7 +320,7 @@ def baseline_rows(task: Task, scores: Mapping[str, Mapping[str, float]], split: 
     """The lines of what :func:`encoderlab.tasks.scoring.scores.baselines` found on a split."""
     return [
         ResultRow(task=task.name, split=split, metric=task.metric, system=name, median=value, mean=value, best=value)
-        for name, found in scores.items()
-        for value in [found.get(task.metric)]
+        for name, of_baseline in scores.items()
+        for value in [of_baseline.get(task.metric)]
         if value is not None
     ]

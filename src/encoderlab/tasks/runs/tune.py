@@ -109,12 +109,12 @@ def tune(
         trial = study.ask()
         point = {name: _suggest(trial, name, values) for name, values in search.space.items()}
         say(title := f"{task.name}: {describe(point)}")
-        found = runs.attempt(at_point(base, point, where="--tune"), seen, folder_name(point), title)
-        if isinstance(found, str):
+        result = runs.attempt(at_point(base, point, where="--tune"), seen, folder_name(point), title)
+        if isinstance(result, str):
             study.tell(trial, state=optuna.trial.TrialState.FAIL)
-            tried.append({"point": point, "failed": found})
+            tried.append({"point": point, "failed": result})
         else:
-            score = found.scores["dev"][task.metric]
+            score = result.scores["dev"][task.metric]
             study.tell(trial, score)
             tried.append({"point": point, "dev": score})
         write_json(out / "tune.json", {"space": _plain(search.space), "trials": tried})

@@ -237,11 +237,11 @@ def _over_all(
     gold: Mapping[str, Sequence[str]], predicted: Mapping[str, str], scorers: Mapping[str, Scorer]
 ) -> dict[str, float]:
     """The mean over questions of the best score over all references."""
-    found = {}
+    best_scores = {}
     for name, scorer in scorers.items():
         best = {key: _maximum(scorer, answers or [""], predicted.get(key)) for key, answers in gold.items()}
-        found[name] = _percentage(best, list(gold))
-    return found
+        best_scores[name] = _percentage(best, list(gold))
+    return best_scores
 
 
 def _maximum(scorer: Scorer, answers: Sequence[str], guess: str | None) -> float:

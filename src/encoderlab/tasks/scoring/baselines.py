@@ -147,11 +147,11 @@ def overlapping_option(train: Sequence[Choice], dev: Sequence[Choice]) -> list[i
 
 def overlapping_sentence(train: Sequence[Question], dev: Sequence[Question]) -> list[str]:
     """The sentence of the passage that shares most words with the question."""
-    found = []
+    sentences_chosen = []
     for question in dev:
         sentences = re.split(r"(?<=[.!?。！？])\s*", question.passage)
-        found.append(max(sentences, key=lambda sentence: _overlap(sentence, question.question)))
-    return found
+        sentences_chosen.append(max(sentences, key=lambda sentence: _overlap(sentence, question.question)))
+    return sentences_chosen
 
 
 def no_answer(train: Sequence[Question], dev: Sequence[Question]) -> list[str]:

@@ -37,17 +37,17 @@ def split_tag(tag: str) -> tuple[str, str]:
 
 def entities(tags: Sequence[str]) -> list[Entity]:
     """The entities of one sentence, in order, by conlleval's rules."""
-    found: list[Entity] = []
+    spans: list[Entity] = []
     start, before, kind_before = 0, "O", ""
     for i, tag in enumerate([*tags, "O"]):
         prefix, kind = split_tag(tag)
         goes_on = before in "BI" and prefix in "IE" and kind == kind_before
         if not goes_on:
             if before != "O":
-                found.append((kind_before, start, i))
+                spans.append((kind_before, start, i))
             start = i
         before, kind_before = prefix, kind
-    return found
+    return spans
 
 
 def write_tags(spans: Sequence[Entity], length: int, scheme: Scheme = "BIO") -> list[str]:

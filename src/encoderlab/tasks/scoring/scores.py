@@ -33,10 +33,10 @@ def baselines(task: Task, train: Split, dev: Split) -> dict[str, Scores]:
     """Scores on ``dev`` of every baseline of the task's form, by name; one that does not apply (word overlap of single
     texts) is left out.
     """
-    found = {name: predict(train.examples, dev.examples) for name, predict in FORMS[task.form].baselines.items()}
+    guesses = {name: predict(train.examples, dev.examples) for name, predict in FORMS[task.form].baselines.items()}
     return {
         name: score(task, dev.examples, predictions)[0]
-        for name, predictions in found.items()
+        for name, predictions in guesses.items()
         if predictions is not None
     }
 

@@ -60,9 +60,9 @@ def examples(layout: Layout, path: Path, remarks: Remarks) -> Iterator[Example]:
                 raise DataError(f"{path}:{example.row}: {strange[0]!r:.40} is not a text; correct the row")
             yield example
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        found = f"no field {error}" if isinstance(error, KeyError) else f"a field of another kind ({error})"
+        fault = f"no field {error}" if isinstance(error, KeyError) else f"a field of another kind ({error})"
         place = f"{path}:{remarks.row}" if remarks.row else str(path)  # before the first record there is no row
-        raise DataError(f"{place}: {found}; expected {_form(layout)}") from error
+        raise DataError(f"{place}: {fault}; expected {_form(layout)}") from error
 
 
 def _form(layout: Layout) -> str:

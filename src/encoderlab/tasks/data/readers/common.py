@@ -149,8 +149,8 @@ def nearest_place(text: str, wanted: str, start: int) -> int:
     if not wanted:
         return -1
     mention = f"(?={re.escape(wanted)})"
-    found = _nearest(mention, text, start)
-    return found if found >= 0 else _nearest(f"(?i){mention}", text, start)
+    place = _nearest(mention, text, start)
+    return place if place >= 0 else _nearest(f"(?i){mention}", text, start)
 
 
 def nearest_words(text: str, wanted: str, start: int) -> int:

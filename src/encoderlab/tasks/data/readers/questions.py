@@ -97,7 +97,7 @@ def _question(
     row = remarks.row
     if not passage.strip():
         raise DataError(f"{path}:{row}: question {id!r} has an empty passage; leave it out")
-    found = []
+    answers_read = []
     said = set()  # once per question, whose answers are often the same words
     for answer in answers or ():
         text, given = str(answer["text"]), answer.get("answer_start")
@@ -108,9 +108,9 @@ def _question(
                 said.add("an answer is not in the passage; it is scored but not trained on")
             elif given is not None:
                 said.add("an answer is not at its offset; the nearest mention is used")
-        found.append(Answer(text, start))
+        answers_read.append(Answer(text, start))
     for remark in sorted(said):
         remarks.add(remark, row)
     return Question(
-        id=id, question=question, passage=passage, answers=None if answers is None else tuple(found), row=row
+        id=id, question=question, passage=passage, answers=None if answers is None else tuple(answers_read), row=row
     )

@@ -67,8 +67,8 @@ class Columns(Layout):
         return self.positional or self.label in columns
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Text]:
-        found = records(path, remarks, self.needs, self.label, positional=self.positional, quoted=self.quoted)
-        for record in found:
+        rows = records(path, remarks, self.needs, self.label, positional=self.positional, quoted=self.quoted)
+        for record in rows:
             if self.only is not None and record.fields.get(self.only[0]) != self.only[1]:
                 continue
             text = text_of(record, self.text, path)
@@ -141,10 +141,10 @@ class MarkedText(Layout):
             place = len(" ".join(text.split(" ")[:place])) + bool(place)
         if text[place : place + len(span)].lower() == span.lower():
             return place
-        found = nearest_words(text, span, place) if self.words else nearest_place(text, span, place)
-        then = "; the nearest mention is marked" if found >= 0 else ", nor anywhere else; it is not marked"
+        start = nearest_words(text, span, place) if self.words else nearest_place(text, span, place)
+        then = "; the nearest mention is marked" if start >= 0 else ", nor anywhere else; it is not marked"
         remarks.add(f"a span is not at its offset{then}", row)
-        return found
+        return start
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -199,15 +199,15 @@ def _converted(
             yield sentence.tags or ()
 
     try:
-        found, faults = detect_scheme(tags_by_row())
+        detected, faults = detect_scheme(tags_by_row())
     except DataError as error:
         raise DataError(str(error) if str(path) in str(error) else f"{path}:{unsaid.row}: {error}") from None
     if faults:
-        wrong = (s.row for s in sentences(Remarks(path)) if count_faults(s.tags or (), found))
-        said = f"{faults:,} I tags open an entity" if found == "BIO" else f"{faults:,} tags break the scheme"
-        remarks.note(f"{found} tags, but {said} (first: row {next(wrong, 0)}); read as conlleval does")
+        wrong = (s.row for s in sentences(Remarks(path)) if count_faults(s.tags or (), detected))
+        said = f"{faults:,} I tags open an entity" if detected == "BIO" else f"{faults:,} tags break the scheme"
+        remarks.note(f"{detected} tags, but {said} (first: row {next(wrong, 0)}); read as conlleval does")
     for sentence in sentences(remarks):
-        if sentence.tags is None or found == scheme and not faults:
+        if sentence.tags is None or detected == scheme and not faults:
             yield sentence
         else:
             tags = write_tags(entities(sentence.tags), len(sentence.words), scheme)
