@@ -27,7 +27,7 @@ NO_WORD = -1
 
 @dataclass(frozen=True, kw_only=True)
 class Attended:
-    """One text as a model read it; M tokens, special ones included, of which the last L asked.
+    """One text as a model read it; M tokens, special ones included; the last L are the queries.
 
     Attributes:
         tokens: the M tokens.

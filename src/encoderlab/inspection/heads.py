@@ -148,7 +148,7 @@ def check_heads(config: ModelConfig, share: float) -> int:
 def least_important(scores: np.ndarray, gone: int) -> list[list[int]]:
     """The heads that every layer keeps when its ``gone`` least important ones go; scores (layers, H).
 
-    Every layer loses as many, so that all keep equal shapes: the encoder is an ordinary one with fewer heads.
+    Every layer loses the same number, so that all keep equal shapes: the encoder is an ordinary one with fewer heads.
     """
     order = np.argsort(scores, axis=1, kind="stable")
     return [sorted(row[gone:].tolist()) for row in order]

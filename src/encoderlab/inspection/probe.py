@@ -48,7 +48,7 @@ class Probed:
     baselines: dict[str, dict[str, float]]
 
     def record(self) -> dict[str, Any]:
-        """As plain data."""
+        """The scores as plain data."""
         return {
             "task": self.task,
             "labels": self.labels,

@@ -1,4 +1,4 @@
-"""What folders of fine-tuning hold: what a protocol found, the runs of its seeds, and where their predictions go wrong.
+"""Read folders of fine-tuning: the scores of a protocol, the runs of its seeds, and their mistakes.
 
 Everything is read from files whose hashes the runs recorded; what is not as it was written is refused.
 """
@@ -121,7 +121,7 @@ def read(folder: Path) -> Finetuning:
 
 
 def _seed_run(seed: str, entry: Mapping[str, Any], folder: Path) -> SeedRun:
-    """The run of one seed, of which only what is there is read; a seed that diverged has metrics and no score."""
+    """The run of one seed, as far as it got: a seed that diverged has metrics and no score."""
     score = folder / SCORE_FILE
     record = read_signed(score, REMEDY) if score.exists() else {}
     for name in (METRICS, PROVENANCE, *(analysis_file(split) for split in record.get("scores", {}))):

@@ -165,7 +165,7 @@ def _exponents(results: Results) -> list[tuple[str, list[str]]]:
 
 
 def _table(results: Results) -> dict[str, Any]:
-    """All numbers: what stands over the columns, the rows, and a note."""
+    """All numbers: the head of the columns, the rows, and a note."""
     sets = {
         one.title: f"{one.task}, {one.protocol}" for one in results.plan.study.measures if isinstance(one, Finetune)
     }
@@ -209,7 +209,7 @@ def _number(value: float | None, name: str) -> str:
 
 
 def _tuning(results: Results) -> dict[str, Any] | None:
-    """What was tried for each arm, and which of it was taken."""
+    """What was tried for each arm, and what was chosen."""
     tune = results.plan.study.tune
     if tune is None or not results.tried:
         return None

@@ -170,7 +170,7 @@ class StudyPlan:
     # Checks
 
     def check(self) -> None:
-        """Refuse a study of which a cell cannot run or be measured.
+        """Refuse a study with a cell that cannot run or be measured.
 
         Raises:
             ConfigError, DataError: with its name.
@@ -231,7 +231,7 @@ class StudyPlan:
         }
 
     def fairness(self) -> list[str]:
-        """What holds for all arms alike, and what does not."""
+        """What is equal for all arms, and what is not."""
         study = self.study
         corpora = {file_hash(self.corpus(arm) / MANIFEST) for arm in self.arms}
         formats = {self.recipe(arm, study.amounts[0], 1).rows.kind for arm in self.arms}
@@ -250,7 +250,7 @@ class StudyPlan:
         else:
             tune = study.tune
             remarks.append(
-                f"{tune.field} was tuned for every arm and budget alike: {len(tune.factors)} trials "
+                f"{tune.field} was tuned for every arm and budget in the same way: {len(tune.factors)} trials "
                 f"({', '.join(f'{factor:g}' for factor in tune.factors)} times the recipe's) at {tune.share:g} of the "
                 "budget, the lowest held-out loss taken."
             )

@@ -94,7 +94,7 @@ class Contender:
 
 
 def contenders(folder: Path, wanted: Sequence[str], python: Path | None) -> list[Contender]:
-    """Ours, and those that are wanted; sentence-transformers runs in the interpreter ``python``."""
+    """Our server, and the chosen others; sentence-transformers runs in the interpreter ``python``."""
     own = (sys.executable, "-m", "encoderlab", "serve", str(folder))
     known = {
         "own": Contender(name="own", command=own, port_flag="--port"),
@@ -118,7 +118,7 @@ def texts(words: Sequence[str], count: int, seed: int = 0) -> list[str]:
 
 @dataclass
 class Load:
-    """What clients found."""
+    """What clients measured."""
 
     seconds: float = 0.0
     latencies: list[float] = field(default_factory=list)
@@ -329,7 +329,7 @@ def _row(loads: Sequence[Load], own: Sequence[Load]) -> dict[str, Any]:
 def _overload(
     place: tuple[int, int], words: Sequence[str], result: dict[str, Any], requests: int, say: Say
 ) -> dict[str, Any]:
-    """Three times the requests that ours answers with the most clients."""
+    """The answers to three times as many requests as our server can answer."""
     port, pid = place
     most = max(result["clients"], key=int)
     usual = result["clients"][most]["own"]

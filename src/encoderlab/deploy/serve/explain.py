@@ -225,7 +225,7 @@ class Explainer:
 
     @torch.inference_mode()
     def attention(self, row: TokenRow, layer: int, head: int) -> dict[str, Any]:
-        """What a head takes of every token, (n, n); rows are the tokens that ask.
+        """The attention weights of a head, (n, n); rows are queries.
 
         Raises:
             ConfigError: there is no such layer or head.

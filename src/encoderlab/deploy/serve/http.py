@@ -89,7 +89,7 @@ async def body_of(request: Request, limits: Limits) -> bytes:
     """The body of a request, counted while it streams.
 
     Raises:
-        Problem: it is no JSON, compressed, too large, too slow, or ends early.
+        Problem: it is not JSON, compressed, too large, too slow, or ends early.
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise Problem(415, "the body must be JSON; send Content-Type: application/json")
@@ -136,7 +136,7 @@ class Guard:
     """Who may ask.
 
     Args:
-        keys: of which a request must bear one; none means that anybody may.
+        keys: a request must send one of them; without keys anybody may ask.
         hosts: names that the server is asked by, against pages that point a name of theirs at it; ``*`` for any.
         open: paths that need no key.
         pages: paths that need none to be read, in another case than asked by POST.

@@ -20,7 +20,7 @@ class Entry:
         kind: what is computed; a batch holds one kind.
         tokens: its length, special tokens included.
         work: what the computation reads.
-        deadline: the time after which nobody wants the result.
+        deadline: the time after which the result is of no use.
         dropped: nobody waits for it any more.
     """
 

@@ -398,7 +398,7 @@ async function start() {
   document.title = `${info.model_id} at encoderlab serve`;
   $("#name").textContent = models.map((one) => one.info.model_id).join(" and ");
   $("#about").textContent = `${info.family}, ${info.task}; reads up to ${info.max_input_length} tokens. ` +
-    (names.length ? "Write, and see what the model says as you do." : "This page has nothing for its task; POST / takes it.");
+    (names.length ? "Write a text; the answer changes as you type." : "This page has nothing for its task; POST / takes it.");
   if (names.length) pickTask(names[0]);
   document.documentElement.dataset.ready = "yes";
 }
