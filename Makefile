@@ -33,7 +33,7 @@ $(VENV)/installed-core: $(VENV)/bin/python constraints.txt pyproject.toml
 
 $(VENV)/installed-dev: $(VENV)/installed-core
 	@echo "installing what the tests need into $(VENV) (once)"
-	$(INSTALL) --editable '.[dev,spm,zh,data,hf,track,export,serve,tune]'
+	$(INSTALL) --editable '.[dev,spm,zh,data,hf,track,export,serve,tune,scale]'
 	@touch $@
 
 quickstart: $(VENV)/installed-core

@@ -15,6 +15,7 @@ SOURCE = Path(encoderlab.__file__).parent
 ORDER = [  # first to last: each group may use those before it
     ["errors"],
     ["processor", "seeds", "ranges", "protobuf", "files", "part_files", "tensor_files"],
+    ["storage"],
     ["config"],
     ["records", "pages"],
     ["nn"],
@@ -56,6 +57,7 @@ TORCH_FREE = (
     "ranges",
     "protobuf",
     "files",
+    "storage",
     "tensor_files",
     "config",
     "records",

@@ -132,7 +132,12 @@ def make_app(tokens: Sequence[str] = (), program: str = "encoderlab") -> App:
         ] = False,
     ) -> Any:
         terminal.configure(json=json, verbose=verbose)
-        return app(words)
+        if not any("://" in word for word in words):
+            return app(words)
+        from encoderlab.commands import remote
+
+        verb, bound, _ = app.parse_args(words)
+        return remote.call(verb, bound)
 
     app.meta.suppress_keyboard_interrupt = False
     return app.meta

@@ -23,10 +23,10 @@ log = logging.getLogger(__name__)
 
 _NO_LOCKS = "%s: cannot be locked (%s); make sure that no other process writes there"
 
-HOME, KERNELS = "ENCODERLAB_HOME", "ENCODERLAB_KERNELS"
-VARIABLES = (HOME, KERNELS)
-"""The environment variables of this package that are not fields of a recipe: the cache folder, and ``off`` for plain
-kernels (:mod:`encoderlab.nn.kernels.build`).
+HOME, KERNELS, CACHE_GB = "ENCODERLAB_HOME", "ENCODERLAB_KERNELS", "ENCODERLAB_CACHE_GB"
+VARIABLES = (HOME, KERNELS, CACHE_GB)
+"""The environment variables of this package that are not fields of a recipe: the cache folder, ``off`` for plain
+kernels (:mod:`encoderlab.nn.kernels.build`), and the size of the cache of files at URLs (:mod:`encoderlab.storage`).
 """
 
 

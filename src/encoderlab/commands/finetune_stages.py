@@ -20,7 +20,8 @@ from encoderlab.files import held_folder, read_json
 from encoderlab.interchange.load import load
 from encoderlab.measure.finetuning import PRETRAINED, SCRATCH, WITHOUT
 from encoderlab.model import Model
-from encoderlab.records.dataset import dataset_files, is_dataset
+from encoderlab.records.dataset import is_dataset, labelled_files
+from encoderlab.storage.cache import local
 from encoderlab.tasks.data import suites
 from encoderlab.tasks.data.infer import Given, task_of
 from encoderlab.tasks.data.records import is_file_name
@@ -214,8 +215,8 @@ def jobs_of(name: str, data: Path | None, dev: Path | None, test: Path | None, g
         ConfigError: options that do not fit ``name``, or no such file.
         DataError: a file that cannot be used, or a folder without data.
     """
-    path = Path(name)
-    if path.is_file() or is_dataset(path):
+    path = local(name)
+    if path.is_file() or is_dataset(path) or (data is None and labelled_files(path)):
         if data is not None:
             raise ConfigError(f"{name} is a file, but --data {data} is for benchmarks; leave one of them out")
         jobs = [_file_job(path, dev, test, given) if path.is_file() else _dataset_job(path, dev, test, given)]
@@ -244,7 +245,7 @@ def _dataset_job(folder: Path, dev: Path | None, test: Path | None, given: Given
     """The task in a folder that Hugging Face's ``datasets`` wrote, of whose splits ``dev`` and ``test`` replace the
     validation and test ones.
     """
-    files = dataset_files(folder)
+    files = labelled_files(folder)
     train = files.get("train")
     if train is None:
         raise DataError(f"{folder}: has the splits {', '.join(files)} and no train; give the folder of one of them")

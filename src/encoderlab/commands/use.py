@@ -146,14 +146,18 @@ def labelled_data(
 
     Returns its task, its examples, and its label for each of the model's labels that differs.
     """
+    from encoderlab.records.dataset import is_dataset, labelled_files
+    from encoderlab.storage.cache import local
     from encoderlab.tasks.data import suites
     from encoderlab.tasks.runs.apply import fitted, task_of_file
 
-    if Path(data).is_file():
-        task = task_of_file(Path(data), own, given, note)
-        return task, task.read([Path(data)], split, skip_unlabelled=given.skip_unlabelled), {}
-    if is_dataset(Path(data)):
-        files, wanted = dataset_files(Path(data)), DATASET_SPLITS.get(split, split)
+    path = local(data)
+    if path.is_file():
+        task = task_of_file(path, own, given, note)
+        return task, task.read([path], split, skip_unlabelled=given.skip_unlabelled), {}
+    if is_dataset(path) or folder is None and labelled_files(path):
+        files = labelled_files(path)
+        wanted = DATASET_SPLITS.get(split, split)
         paths = files.get(wanted) or files.get(split) or (files["train"] if list(files) == ["train"] else None)
         if paths is None:
             raise DataError(f"{data}: has the splits {', '.join(files)} and no {wanted}; name one with --split")

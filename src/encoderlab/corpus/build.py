@@ -47,13 +47,15 @@ from encoderlab.corpus.merge import (
 from encoderlab.corpus.output import ASSEMBLY, PART, PIECES, PLAN, WORK, begun, differences, held
 from encoderlab.corpus.pieces import Piece, PieceInput, Segmenter, SourcePlace, read_work, write_piece
 from encoderlab.corpus.python.text import PREFIX, python_source
-from encoderlab.corpus.sealed import Damaged, check_folder, digest, file_hash, seal_folder, write_record
+from encoderlab.corpus.sealed import Damaged, check_folder, digest, seal_folder, write_record
 from encoderlab.corpus.segment import make_segmenter
 from encoderlab.corpus.sources import Reading, Source
 from encoderlab.corpus.tokenizer import Kind, Tokenizer
 from encoderlab.corpus.workers import Workers
 from encoderlab.errors import ConfigError
 from encoderlab.records.opening import COMPRESSED
+from encoderlab.storage.places import identity, info
+from encoderlab.storage.streams import sha256
 
 log = logging.getLogger(__name__)
 
@@ -175,7 +177,7 @@ def resolve_sources(patterns: Sequence[str], reading: Reading) -> list[Source]:
             f"--field {reading.field!r}: {sources[0].name} is text, which has no fields; leave --field out, or say "
             f"with --format what the file is"
         )
-    unique = {(source.path.resolve(), source.member): source for source in reversed(sources)}
+    unique = {(identity(source.path), source.member): source for source in reversed(sources)}
     return list(reversed(unique.values()))
 
 
@@ -232,10 +234,9 @@ class Part:
     @functools.cached_property
     def plan(self) -> dict[str, Any]:
         """What is built, as far as it can be told without reading the sources."""
-        states = {source.name: source.path.stat() for source in self.sources}
         return {
             "settings": _plain(self.settings),
-            "sources": {name: [state.st_size, state.st_mtime_ns] for name, state in states.items()},
+            "sources": {source.name: list(info(source.path)) for source in self.sources},
             "tokenizer": _given_hash(self.settings),
             "shard_index": self.shard_index,
             "num_shards": self.num_shards,
@@ -375,7 +376,7 @@ def _plain_bytes(sources: Sequence[Source]) -> int | None:
         return None
     if any(source.path.suffix.lower() in COMPRESSED for source in sources):
         return None
-    return sum(source.path.stat().st_size for source in sources)
+    return sum(info(source.path).size for source in sources)
 
 
 def _require_covered(tokenizer: Tokenizer, sources: Sequence[Source], reading: Reading, limit: float) -> None:
@@ -420,11 +421,11 @@ def _load_segmenter(name: str | None) -> Segmenter | None:
 
 
 def _source_records(sources: Sequence[Source]) -> list[SourceRecord]:
-    hashes = {path: file_hash(path) for path in {source.path: None for source in sources}}
+    hashes = {path: sha256(path) for path in {source.path: None for source in sources}}
     return [
         SourceRecord(
             name=source.name,
-            size=source.path.stat().st_size,
+            size=info(source.path).size,
             sha256=hashes[source.path],
             format=source.format,
             field=source.field,

@@ -17,11 +17,14 @@ from encoderlab.corpus.output import ASSEMBLY, MERGE, PIECES, PLAN, WORK
 from encoderlab.corpus.sealed import SEAL
 from encoderlab.corpus.sources import SUFFIXES, EmptyFile, Reading, Source, format_of, inspect_source
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.records.dataset import dataset_files, is_dataset
+from encoderlab.records.dataset import dataset_files, is_dataset, splits_of
 from encoderlab.records.opening import errors_of
+from encoderlab.storage.places import find, identity, info, is_folder, url_of
+from encoderlab.storage.streams import open_file
 
 log = logging.getLogger(__name__)
 
+DATASETS = "hf://datasets/"
 _KINDS = {  # of files that are not read, by suffix; of others, the suffix is the kind
     "PDF": ".pdf",
     "HTML": ".html .htm .xhtml .mhtml",
@@ -46,13 +49,14 @@ def find_sources(patterns: Sequence[str], reading: Reading) -> list[Source]:
     """
     if not patterns:
         raise ConfigError("no source; give files, folders or globs, for example: encoderlab corpus build wiki.txt.gz")
-    sources: dict[tuple[Path, str | None], Source] = {}
+    sources: dict[tuple[str, str | None], Source] = {}
     for pattern in map(str, patterns):
-        folder = os.path.isdir(os.path.expanduser(pattern))
+        url = url_of(pattern)
+        folder = os.path.isdir(os.path.expanduser(pattern)) if url is None else is_folder(url)
         candidates = list(_expand(pattern, reading))
         empty = 0
         for source in candidates:
-            place = (source.path.resolve(), source.member)
+            place = (identity(source.path), source.member)
             try:
                 sources[place] = sources.get(place) or inspect_source(source, reading)
             except EmptyFile:
@@ -71,7 +75,10 @@ def _expand(pattern: str, reading: Reading) -> Iterator[Source]:
         DataError: there are none, or the folder is a corpus.
     """
     path = Path(os.path.expanduser(pattern))  # unlike Path.expanduser it takes a name such as ~draft.txt as it is
-    if path.is_dir():
+    if (url := url_of(pattern)) is not None:
+        for item in _at_url(url):
+            yield from _members(item, reading)
+    elif path.is_dir():
         if _is_corpus(path):
             raise DataError(f"{path}: is a corpus already; give the text that another is to be built of")
         files = _files_below(path)
@@ -93,6 +100,36 @@ def _expand(pattern: str, reading: Reading) -> Iterator[Source]:
             yield from _members(item, reading)
     else:
         raise DataError(f"{pattern}: no such file or folder; give existing files, folders or globs")
+
+
+def _at_url(url: str) -> list[Path]:
+    """The readable files that a URL, a folder at one or a pattern stands for. Of a data set of the Hugging Face Hub
+    whose files are named by splits, those of the training split.
+
+    Raises:
+        DataError: there are none, or the folder is a corpus.
+    """
+    pattern = glob.has_magic(url) and not url.startswith("http")
+    if not pattern and not is_folder(url):
+        return [Path(url)]
+    found = [Path(item) for item in find(url)]
+    if pattern:
+        if not found:
+            raise DataError(f"{url}: no file matches; check the pattern (** stands for any folders)")
+        return found
+    if {str(Path(url) / MANIFEST), str(Path(url) / COUNTS)} <= set(map(str, found)):
+        raise DataError(f"{url}: is a corpus already; give the text that another is to be built of")
+    readable = [item for item in found if format_of(item.name) and info(item).size]
+    if url.startswith(DATASETS):
+        readable = [item for item in readable if item.name.lower() != "readme.md"]
+        if training := splits_of(readable).get("train"):
+            log.info("%s: the training split is read, %d of %d files", url, len(training), len(readable))
+            readable = training
+    if not readable:
+        known = f"{len(found)} files, none of {' '.join(SUFFIXES)}"
+        raise DataError(f"{url}: a folder without readable files ({known}); give the URLs of files")
+    _say_passed_over(url, [item.name for item in found], len(readable))
+    return readable
 
 
 def _is_corpus(folder: Path) -> bool:
@@ -153,14 +190,15 @@ def _files_below(folder: Path) -> list[Path]:
 
 
 def _members(path: Path, reading: Reading) -> Iterator[Source]:
-    if not path.is_file():
+    url = url_of(path)
+    if url is None and not path.is_file():
         raise DataError(f"{path}: a pipe or a device, which cannot be read twice; write it to a file first")
-    if path.stat().st_size == 0:
+    if info(path).size == 0:
         raise DataError(f"{path}: the file is empty; give a file with text")
     if path.suffix.lower() != ".zip":
-        yield Source(path=path, format=reading.format or format_of(path.name) or "text", name=str(path))
+        yield Source(path=path, format=reading.format or format_of(path.name) or "text", name=url or str(path))
         return
-    with errors_of(str(path)), zipfile.ZipFile(path) as archive:
+    with errors_of(str(path)), open_file(path) as opened, zipfile.ZipFile(opened) as archive:
         files = [item for item in archive.infolist() if not item.is_dir() and "__MACOSX" not in item.filename]
     members = {item.filename: item.file_size for item in files if item.file_size}
     known = sorted(name for name in members if format_of(name))
@@ -172,4 +210,4 @@ def _members(path: Path, reading: Reading) -> Iterator[Source]:
     _say_passed_over(str(path), [item.filename for item in files], len(known))
     for name in known:
         kind = reading.format or format_of(name) or "text"
-        yield Source(path=path, format=kind, member=name, name=f"{path}!{name}", member_bytes=members[name])
+        yield Source(path=path, format=kind, member=name, name=f"{url or path}!{name}", member_bytes=members[name])

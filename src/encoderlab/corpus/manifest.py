@@ -20,6 +20,7 @@ from encoderlab.corpus.sealed import CHECKSUM, digest, file_hash, write_record
 from encoderlab.corpus.workers import cores
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import replace_file
+from encoderlab.storage.cache import local, supply
 
 MANIFEST = "manifest.json"
 COUNTS = "counts.npy"
@@ -177,7 +178,7 @@ def verify(folder: str | os.PathLike) -> None:
     Raises:
         DataError: names the first file that is missing or differs.
     """
-    folder = Path(folder)
+    folder = local(folder)
     with ThreadPoolExecutor(cores()) as pool:
         for _ in pool.map(lambda record: _verify_file(folder, record), read_manifest(folder).files()):
             pass
@@ -185,6 +186,8 @@ def verify(folder: str | os.PathLike) -> None:
 
 def _verify_file(folder: Path, record: FileRecord) -> None:
     path = folder / record.file
+    if isinstance(record, ShardRecord):
+        supply(folder, record.file, record.size, record.sha256)
     try:
         actual = file_hash(path)
     except OSError as error:

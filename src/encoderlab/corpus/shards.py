@@ -32,6 +32,7 @@ from encoderlab.corpus.tensors import BitWriter, count_bits, map_tensors, read_b
 from encoderlab.errors import DataError
 from encoderlab.files import replace_file
 from encoderlab.ranges import aranges, offsets
+from encoderlab.storage.cache import local, supply
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Corpus:
     """
 
     def __init__(self, path: str | os.PathLike, split: str = "train") -> None:
-        self.path, self.split = Path(path), split
+        self.path, self.split = local(path), split
         self.manifest = read_manifest(self.path)
         splits = self.manifest.splits
         if split not in splits:
@@ -139,6 +140,7 @@ class Corpus:
         shard = self._shards[number]
         if shard is None:
             file = self._files[number]
+            supply(self.path, file.file, file.size, file.sha256)
             shard = Shard(self.path / file.file, file.size)
             if (len(shard.documents) - 1, int(shard.bytes[-1])) != (file.documents, file.bytes):
                 raise shard.damaged()

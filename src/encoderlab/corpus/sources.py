@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 from encoderlab.errors import DataError
 from encoderlab.records.opening import BLOCK, COMPRESSED, HEAD, File, column_schema, errors_of
 from encoderlab.records.reading import MAX_RECORD, SEPARATORS, Dialect, TableRow, find_dialect, json_value, rows
+from encoderlab.storage.places import info
 
 log = logging.getLogger(__name__)
 
@@ -81,9 +82,7 @@ class Source:
 
     def expected_bytes(self) -> int:
         """About how many bytes it has when decompressed; compressed text is taken to be a third of its length."""
-        size, name = (
-            (self.path.stat().st_size, self.path.name) if self.member is None else (self.member_bytes, self.member)
-        )
+        size, name = (info(self.path).size, self.path.name) if self.member is None else (self.member_bytes, self.member)
         return size * (3 if Path(name).suffix.lower() in COMPRESSED else 1)
 
 

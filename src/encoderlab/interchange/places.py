@@ -15,6 +15,7 @@ from pathlib import Path
 
 from encoderlab.errors import DataError
 from encoderlab.interchange import hub
+from encoderlab.storage.cache import local
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +28,8 @@ _COMMITS: dict[str, str] = {}
 def resolve(place: str | os.PathLike[str], *, run: Path | None = None) -> Path:
     """The folder that ``place`` means, of which the first is taken that there is:
 
-    1. a file or folder; a folder that has the name of a model elsewhere wins, and a line says so;
+    1. a file or folder, also at a URL, which is fetched; a folder that has the name of a model elsewhere wins, and a
+       line says so;
     2. the name of a model that is installed with encoderlab (:func:`installed`);
     3. ``org/name`` or ``org/name@revision`` of the Hugging Face Hub, which is fetched
        (:func:`encoderlab.interchange.hub.fetch`). Without a revision, ``org/name`` is a folder that is missing where a
@@ -39,7 +41,7 @@ def resolve(place: str | os.PathLike[str], *, run: Path | None = None) -> Path:
     Raises:
         DataError, ConfigError: there is none of them.
     """
-    path = Path(place)
+    path = local(place)
     name = path.as_posix()
     if os.path.exists(path):
         if path.is_dir():

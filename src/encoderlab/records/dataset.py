@@ -1,19 +1,43 @@
-"""Folders that Hugging Face's ``datasets`` writes (``save_to_disk``): Arrow files, one folder or one per split."""
+"""Folders of Hugging Face's ``datasets``: those of ``save_to_disk`` (Arrow files), and files named by their split, as
+on the Hub.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from encoderlab.errors import DataError
 from encoderlab.files import read_json
 
 SPLITS, STATE, INFO = "dataset_dict.json", "state.json", "dataset_info.json"
+_SPLIT_NAMES = {
+    "train": {"train", "training"},
+    "validation": {"validation", "valid", "val", "dev"},
+    "test": {"test", "testing", "eval", "evaluation"},
+}
+_LAYOUT = (".parquet", ".json", ".jsonl", ".csv", ".tsv")  # of the data files of a data set on the Hub
 _REMEDY = "save the dataset again (save_to_disk)"
 
 
 def is_dataset(folder: Path) -> bool:
     """Whether ``save_to_disk`` wrote the folder: splits by name, or one of them."""
     return (folder / SPLITS).is_file() or ((folder / STATE).is_file() and (folder / INFO).is_file())
+
+
+def labelled_files(folder: Path) -> dict[str, list[Path]]:
+    """The data files of a folder by split: those of :func:`dataset_files`, or those that are named by their split as on
+    the Hub. Empty where the folder has neither form.
+    """
+    if is_dataset(folder):
+        return dataset_files(folder)
+    if not folder.is_dir():
+        return {}
+    files = [path for path in folder.rglob("*") if path.suffix.lower() in _LAYOUT and path.is_file()]
+    inside = [path for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+    found = splits_of(inside)
+    return found if "train" in found or "test" in found else {}
 
 
 def dataset_files(folder: Path) -> dict[str, list[Path]]:
@@ -28,6 +52,20 @@ def dataset_files(folder: Path) -> dict[str, list[Path]]:
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise DataError(f"{folder / SPLITS}: names no splits; {_REMEDY}")
     return {name: _files(folder / name) for name in names}
+
+
+def splits_of(files: Iterable[Path]) -> dict[str, list[Path]]:
+    """Data files by the split that their names, or those of their folders, say, as ``datasets`` reads them on the Hub:
+    ``data/train-00000-of-00002.parquet``, ``test.jsonl``, ``validation/part.json``. Empty if one of them says none.
+    """
+    found: dict[str, list[Path]] = {}
+    for file in sorted(files):
+        words = [set(re.split(r"[^a-z]+", part.lower())) for part in (file.name, file.parent.name)]
+        named = next((split for part in words for split, names in _SPLIT_NAMES.items() if part & names), None)
+        if named is None:
+            return {}
+        found.setdefault(named, []).append(file)
+    return found
 
 
 def _files(folder: Path) -> list[Path]:

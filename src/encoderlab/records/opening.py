@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from encoderlab.errors import DataError, MissingDependency
+from encoderlab.storage.places import url_of
+from encoderlab.storage.streams import open_file
 
 BLOCK = 4 << 20  # bytes read at a time
 HEAD = 1 << 16  # bytes that decide what a file is
@@ -65,10 +67,11 @@ class File:
         """The decompressed bytes, as a binary file."""
         openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open, ".zst": _open_zstd}
         opener = openers.get(Path(self.member or self.path).suffix.lower())
-        if self.member is None:
-            return opener(self.path) if opener else open(self.path, "rb")
-        file = zipfile.ZipFile(self.path).open(self.member)
-        return opener(file) if opener else file
+        if self.member is None and opener is None:
+            return open_file(self.path)
+        place: Any = self.path if url_of(self.path) is None else open_file(self.path)
+        file = place if self.member is None else zipfile.ZipFile(place).open(self.member)
+        return file if opener is None else opener(file)
 
     def head(self) -> bytes:
         """The first 64 KB.
@@ -196,13 +199,15 @@ def _open_columns(file: File) -> Any:
         raise MissingDependency("pyarrow", "data", f"reading {file}") from None
     if file.member or file.path.suffix.lower() in COMPRESSED:
         raise DataError(f"{file}: Parquet or Arrow within an archive; unpack it first (Parquet is compressed itself)")
-    with open(file.path, "rb") as opened:
+    with open_file(file.path) as opened:
         mark = opened.read(6)
+    remote = url_of(file.path) is not None
+    source = open_file(file.path) if remote else pyarrow.OSFile(str(file.path))
     if mark == b"ARROW1":
-        return pyarrow.ipc.open_file(pyarrow.OSFile(str(file.path)))
+        return pyarrow.ipc.open_file(source)
     if file.path.suffix.lower() == ".arrow" and mark[:4] != b"PAR1":
-        return pyarrow.ipc.open_stream(pyarrow.OSFile(str(file.path)))
-    return pyarrow.parquet.ParquetFile(file.path, pre_buffer=False, buffer_size=BLOCK)
+        return pyarrow.ipc.open_stream(source)
+    return pyarrow.parquet.ParquetFile(source, pre_buffer=False, buffer_size=BLOCK)
 
 
 @contextlib.contextmanager

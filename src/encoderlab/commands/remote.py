@@ -1,0 +1,70 @@
+"""Arguments of verbs that are URLs: inputs are fetched into the cache, outputs are written to a URL by a mirror."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from encoderlab.errors import ConfigError
+from encoderlab.storage.cache import local
+from encoderlab.storage.mirror import written_file, written_folder
+from encoderlab.storage.places import url_of
+
+OUTPUTS = ("out", "submission")  # the parameters that name what a verb writes
+FILES = (".jsonl", ".json", ".npy", ".html", ".csv", ".tsv", ".txt")  # suffixes of outputs that are files
+
+
+def call(verb: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
+    """Run ``verb`` with the arguments ``bound``, of which each :class:`Path` that is a URL is replaced by a local path.
+
+    In what the verb returns, paths in a local copy of an output are URLs again.
+
+    Raises:
+        ConfigError: an output at a URL under torchrun, whose processes would all mirror it.
+        DataError: an input that cannot be fetched, or an output that cannot be written.
+    """
+    written: dict[Path, str] = {}
+    with contextlib.ExitStack() as stack:
+
+        def place(name: str, value: Any) -> Any:
+            if isinstance(value, list):
+                return [place(name, item) for item in value]
+            if dataclasses.is_dataclass(value) and not isinstance(value, type):
+                fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+                changed = {key: place(key, item) for key, item in fields.items()}
+                same = all(changed[key] is item for key, item in fields.items())
+                return value if same else dataclasses.replace(value, **changed)
+            if not isinstance(value, Path) or (url := url_of(value)) is None:
+                return value
+            if name not in OUTPUTS:
+                return local(url)
+            if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+                raise ConfigError(f"--{name} {url}: several processes write to a folder on disk; give one")
+            open_output = written_file if Path(url).suffix.lower() in FILES else written_folder
+            made = stack.enter_context(open_output(url))
+            written[made] = url
+            return made
+
+        for name, value in bound.arguments.items():
+            bound.arguments[name] = place(name, value)
+        return _with_urls(verb(*bound.args, **bound.kwargs), written)
+
+
+def _with_urls(value: Any, written: Mapping[Path, str]) -> Any:
+    """``value`` with the URL for every path in a local copy."""
+    if not written:
+        return value
+    if isinstance(value, dict):
+        return {key: _with_urls(item, written) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_with_urls(item, written) for item in value]
+    if isinstance(value, (str, Path)):
+        for folder, url in written.items():
+            if str(value) == str(folder) or str(value).startswith(f"{folder}/"):
+                return url + str(value)[len(str(folder)) :]
+    return value

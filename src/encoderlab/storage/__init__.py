@@ -1,0 +1,1 @@
+"""Files at URLs (``s3://``, ``hf://``, ``https://``, ...) by fsspec: streams, a cache, and mirrored folders."""

@@ -1,0 +1,191 @@
+"""What lies at URLs, as local files: fetched once, checked, shared between processes, within a limit.
+
+    CACHE/storage/files/HASH/NAME        one file
+    CACHE/storage/folders/HASH/NAME/     a folder, such as a model
+    CACHE/storage/corpora/HASH/NAME/     a corpus: its shards are fetched when they are first read
+
+The names have a hash of the URL and of the state of what lies there, so that what changed is fetched anew. Above the
+limit (``ENCODERLAB_CACHE_GB``, 50 by default) what was used longest ago is deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from encoderlab.errors import ConfigError, DataError
+from encoderlab.files import CACHE_GB, cache_folder, fcntl, replace_file, write_bytes
+from encoderlab.storage import places
+from encoderlab.storage.streams import open_file
+
+URL_FILE, COMPLETE = ".url", ".complete"
+MANIFEST, COUNTS = "manifest.json", "counts.npy"
+DEFAULT_GB = 50.0
+IN_USE = 600.0  # seconds for which what was used is not deleted
+CHUNK = 1 << 20
+
+
+def local(place: str | os.PathLike[str]) -> Path:
+    """The local path of a file, a folder or a corpus: what lies at a URL is fetched.
+
+    Raises:
+        DataError: there is nothing at the URL, or it cannot be read.
+    """
+    url = places.url_of(place)
+    if url is None:
+        return Path(place)
+    if not places.is_folder(url):
+        return file(url)
+    names = {name.removeprefix(url.rstrip("/") + "/"): name for name in places.find(url)}
+    if {MANIFEST, COUNTS} <= names.keys():
+        return _corpus(url, names)
+    return _folder(url, names)
+
+
+def file(url: str) -> Path:
+    """The file at a URL, in the cache.
+
+    Raises:
+        DataError: it is not there, or cannot be read.
+    """
+    state = places.info(url, fresh=True)
+    path = _root() / "files" / _key(url, str(state)) / _name(url)
+    _supply(path, url, state.size if state.size >= 0 else None, None)
+    return path
+
+
+def supply(folder: Path, name: str, size: int, sha256: str) -> None:
+    """Fetch a file of a cached corpus that is not there; for any other folder this does nothing.
+
+    Raises:
+        DataError: it cannot be read, or its hash is not the one of the manifest.
+    """
+    path = folder / name
+    if path.exists():
+        if (folder / URL_FILE).exists():
+            os.utime(path)
+        return
+    with contextlib.suppress(FileNotFoundError):
+        url = (folder / URL_FILE).read_text(encoding="utf-8")
+        _supply(path, places.join(url, name), size, sha256)
+
+
+def _corpus(url: str, names: dict[str, str]) -> Path:
+    """A corpus whose shards are fetched later (:func:`supply`)."""
+    manifest = places.read_bytes(names[MANIFEST])
+    folder = _root() / "corpora" / _key(url, hashlib.sha256(manifest).hexdigest()) / _name(url)
+    for name, place in sorted(names.items()):
+        if name == COUNTS or name.startswith("tokenizer/"):
+            _supply(folder / name, place, places.info(place).size, None)
+    write_bytes(folder / URL_FILE, url.encode())
+    write_bytes(folder / MANIFEST, manifest)
+    return folder
+
+
+def _folder(url: str, names: dict[str, str]) -> Path:
+    """A folder, whole; of a run with a model, without its checkpoints."""
+    if not names:
+        raise DataError(f"{url}: no such file or folder; check the URL")
+    if any(name.startswith("model/") for name in names):
+        names = {name: place for name, place in names.items() if not name.startswith("checkpoints/")}
+    states = {name: places.info(place) for name, place in sorted(names.items())}
+    folder = _root() / "folders" / _key(url, repr(states)) / _name(url)
+    if not (folder / COMPLETE).exists():
+        for name, state in states.items():
+            _supply(folder / name, names[name], state.size, None)
+        write_bytes(folder / COMPLETE, b"")
+    os.utime(folder / COMPLETE)
+    return folder
+
+
+def _supply(path: Path, url: str, size: int | None, sha256: str | None) -> None:
+    """Fetch ``url`` to ``path``, if it is not there; of several processes, one does it and the others wait."""
+    if path.exists():
+        os.utime(path)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _only_one(path.with_name(f".{path.name}.lock")):
+        if path.exists():
+            return
+        digest, count = hashlib.sha256(), 0
+        with open_file(url) as source, replace_file(path) as target:
+            while data := source.read(CHUNK):
+                target.write(data)
+                digest.update(data)
+                count += len(data)
+            if size is not None and count != size:
+                raise DataError(f"{url}: {count:,} bytes, expected {size:,}; write it again")
+            if sha256 is not None and digest.hexdigest() != sha256:
+                raise DataError(
+                    f"{url}: sha256 {digest.hexdigest()[:12]}..., the manifest says {sha256[:12]}...: changed or "
+                    "damaged; write the corpus again"
+                )
+    _shrink()
+
+
+@contextlib.contextmanager
+def _only_one(lock: Path) -> Iterator[None]:
+    """Wait until no other process holds the lock."""
+    with open(lock, "ab") as handle:
+        if fcntl is not None:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def limit() -> int:
+    """Bytes that the cache may hold.
+
+    Raises:
+        ConfigError: the variable is not a positive number.
+    """
+    value = os.environ.get(CACHE_GB) or DEFAULT_GB
+    try:
+        size = float(value)
+    except ValueError:
+        size = -1.0
+    if not 0 < size < float("inf"):
+        raise ConfigError(f"{CACHE_GB} is {value!r}; set it to the gigabytes that the cache may hold, such as 50")
+    return int(size * 1e9)
+
+
+def _shrink() -> None:
+    """Delete what was used longest ago, until the cache is within its limit."""
+    root, now = _root(), time.time()
+    units = []  # when it was used, its size, and what to delete
+    for path in [*root.glob("files/*/*"), *root.glob("corpora/*/*/*/*.safetensors")]:
+        with contextlib.suppress(FileNotFoundError):
+            state = path.stat()
+            units.append((state.st_mtime, state.st_size, path))
+    for mark in root.glob(f"folders/*/*/{COMPLETE}"):
+        with contextlib.suppress(FileNotFoundError):
+            sizes = [item.stat().st_size for item in mark.parent.rglob("*") if item.is_file()]
+            units.append((mark.stat().st_mtime, sum(sizes), mark.parent))
+    total, most = sum(size for _, size, _ in units), limit()
+    for used, size, path in sorted(units):
+        if total <= most:
+            break
+        if now - used < IN_USE:
+            continue
+        if path.is_dir():
+            (path / COMPLETE).unlink(missing_ok=True)  # first, so that no folder is taken for whole
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+        total -= size
+
+
+def _root() -> Path:
+    return cache_folder() / "storage"
+
+
+def _name(url: str) -> str:
+    return url.rstrip("/").rpartition("/")[2].partition("?")[0] or "data"
+
+
+def _key(url: str, state: str) -> str:
+    return hashlib.sha256(f"{url}\n{state}".encode()).hexdigest()[:24]

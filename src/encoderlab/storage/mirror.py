@@ -1,0 +1,282 @@
+"""Outputs at URLs: written to a local folder, which is mirrored to the URL while it grows and restored from there.
+
+A mirrored folder is at every moment one that a local run could have left behind at a crash, and every file in it is
+whole. This follows from the order of an upload. What is there is listed first. Then logs go (``*.jsonl``, ``*.log``),
+so that they are never behind a checkpoint; then other files by their age; then each ``manifest.json``, which makes a
+checkpoint or a corpus whole; then links such as ``latest``; then ``mirror.json``, the list of all; only then is
+deleted at the URL what was deleted here. Hidden and temporary files stay here. A checkpoint without its manifest is
+not restored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from encoderlab.errors import ConfigError, DataError
+from encoderlab.files import cache_folder, held_file, read_json, write_json
+from encoderlab.storage import places
+from encoderlab.storage.streams import open_file
+
+log = logging.getLogger(__name__)
+
+INDEX, WRITER = "mirror.json", "writer.json"
+EVERY = 20.0  # seconds between two uploads
+GONE = 600.0  # seconds without a sign after which a writer is taken to be gone
+LOGS = (".jsonl", ".log")
+
+
+def working_place(url: str) -> Path:
+    """The local path where what belongs at ``url`` is made."""
+    name = url.rstrip("/").rpartition("/")[2] or "out"
+    return cache_folder() / "storage" / "work" / hashlib.sha256(url.encode()).hexdigest()[:24] / name
+
+
+@contextlib.contextmanager
+def written_file(url: str) -> Iterator[Path]:
+    """A local file that is uploaded at the end, if there was no error.
+
+    Raises:
+        ConfigError: nothing can be written there, or another process of this machine is writing it.
+        DataError: the upload failed.
+    """
+    places.check_writable(url)
+    path = working_place(url)
+    with held_file(path.with_name(f"{path.name}.upload")):
+        places.exists(url)  # no access, no bucket: said before any work
+        yield path
+        if path.exists():
+            places.upload(path, url)
+            path.unlink()
+
+
+@contextlib.contextmanager
+def written_folder(url: str, *, every: float = EVERY) -> Iterator[Path]:
+    """A local folder that is mirrored to the URL, from which it is restored first; it is uploaded every so many
+    seconds, and at the end, however that comes.
+
+    Raises:
+        ConfigError: nothing can be written there, or another process is writing it.
+        DataError: it cannot be restored, or uploaded at the end.
+    """
+    places.check_writable(url)
+    folder = working_place(url)
+    with held_file(folder.with_name(f"{folder.name}.upload")):
+        mirror = Mirror(folder, url)
+        mirror.claim()
+        try:
+            mirror.restore()
+            over = threading.Event()
+            thread = threading.Thread(target=mirror.follow, args=(over, every), name="mirror", daemon=True)
+            thread.start()
+            try:
+                yield folder
+            finally:
+                over.set()
+                thread.join()
+                mirror.push()
+        finally:
+            mirror.release()
+
+
+class Mirror:
+    """A local folder and its copy at a URL."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder, self.url = folder, url
+        self._state_file = folder.with_name(f"{folder.name}.mirror.json")  # which upload the folder goes on from
+        self._id = uuid.uuid4().hex
+        self._pushed: dict[str, tuple[int, int]] = {}  # size and time of change of each file at the URL
+        self._entries: dict[str, dict[str, Any]] = {}
+        self._links: dict[str, str] = {}
+        self._signed = 0.0
+
+    def claim(self) -> None:
+        """Leave a sign at the URL that this process writes there.
+
+        Raises:
+            ConfigError: another process does.
+        """
+        place = places.join(self.url, WRITER)
+        self._refuse_other(place)
+        self._sign()
+        self._refuse_other(place)  # two at the same moment: the later sign wins, the other ends here
+
+    def _refuse_other(self, place: str) -> None:
+        if not places.exists(place):
+            return
+        try:
+            other = json.loads(places.read_bytes(place))
+            known, host, process, when = other["id"], other["host"], int(other["pid"]), float(other["time"])
+        except (ValueError, KeyError, TypeError):
+            return
+        here = host == socket.gethostname()
+        if known != self._id and time.time() - when < GONE and not (here and not _runs(process)):
+            raise ConfigError(
+                f"{self.url}: another process is writing it ({host}, process {process}); wait for it, or choose "
+                "another place"
+            )
+
+    def _sign(self) -> None:
+        self._signed = time.time()
+        sign = {"id": self._id, "host": socket.gethostname(), "pid": os.getpid(), "time": self._signed}
+        places.write_bytes(places.join(self.url, WRITER), json.dumps(sign).encode())
+
+    def release(self) -> None:
+        """Remove the sign of :meth:`claim`."""
+        with contextlib.suppress(DataError):
+            places.delete(places.join(self.url, WRITER))
+
+    def restore(self) -> None:
+        """Make the local folder what the URL holds, unless it is that already, or further on.
+
+        Raises:
+            DataError: it cannot be read.
+        """
+        state = read_json(self._state_file) if (self._state_file).exists() else None
+        place = places.join(self.url, INDEX)
+        index = json.loads(places.read_bytes(place)) if places.exists(place) else None
+        push = None if index is None else index["push"]
+        if state is not None and state["push"] == push:  # with no upload complete on either side, too
+            self._entries, self._links = ({}, {}) if index is None else (index["files"], index["links"])
+            self._pushed = {
+                name: (entry["size"], entry["time"])
+                for name, entry in self._entries.items()
+                if self._state(name) == (entry["size"], entry["time"])
+            }
+            return
+        names = {name.removeprefix(self.url.rstrip("/") + "/") for name in self._remote()} - {INDEX, WRITER}
+        shutil.rmtree(self.folder, ignore_errors=True)
+        links = {} if index is None else index["links"]
+        for name in sorted(names - links.keys()):
+            parent = name.rpartition("/")[0]
+            if Path(parent).parent.name == "checkpoints" and f"{parent}/manifest.json" not in names:
+                continue  # its upload was interrupted
+            self._fetch(name)
+        for name, target in links.items():
+            if (self.folder / name).parent.joinpath(target).exists():
+                (self.folder / name).symlink_to(target)
+        self._entries, self._links = (index["files"], links) if index is not None else ({}, {})
+        write_json(self._state_file, {"push": push})  # last: without it, what is here is not trusted
+        if names:
+            log.info("%s: %d files restored", self.url, len(names))
+
+    def _remote(self) -> list[str]:
+        try:
+            return places.find(self.url)
+        except DataError as error:
+            if "no such file" in str(error):
+                return []
+            raise
+
+    def _fetch(self, name: str) -> None:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open_file(places.join(self.url, name)) as source, open(path, "wb") as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+
+    def follow(self, over: threading.Event, every: float) -> None:
+        """Upload what is new every so many seconds, until ``over``."""
+        while not over.wait(every):
+            try:
+                self.push()
+            except DataError as error:
+                log.warning("%s; it is kept in %s, and tried again", error, self.folder)
+            except ConfigError as error:
+                log.warning("%s; nothing more is uploaded", error)
+                return
+
+    def push(self) -> None:
+        """Upload what has changed since the last time, in the order that the module describes.
+
+        Raises:
+            ConfigError: another process writes there.
+            DataError: an upload failed; everything is in the local folder.
+        """
+        states, links = self._listing()
+        changed = [name for name, state in states.items() if self._pushed.get(name) != state]
+        gone = self._entries.keys() - states.keys() | self._links.keys() - links.keys()
+        if time.time() - self._signed > GONE / 4:
+            self._refuse_other(places.join(self.url, WRITER))
+            self._sign()
+        if not (changed or gone or links != self._links):
+            return
+        self._refuse_other(places.join(self.url, WRITER))
+        for name in sorted(changed, key=lambda name: (_order(name), states[name][1], name)):
+            self._upload(name, states[name])
+        for name, target in links.items():
+            if self._links.get(name) != target:
+                places.write_bytes(places.join(self.url, name), target.encode())
+        self._entries = {name: entry for name, entry in self._entries.items() if name in states}
+        self._links = links
+        push = uuid.uuid4().hex
+        index = {"push": push, "files": self._entries, "links": links}
+        places.write_bytes(places.join(self.url, INDEX), json.dumps(index, indent=1).encode())
+        write_json(self._state_file, {"push": push})
+        for name in gone:
+            places.delete(places.join(self.url, name))
+            self._pushed.pop(name, None)
+
+    def _upload(self, name: str, state: tuple[int, int]) -> None:
+        path = self.folder / name
+        try:
+            places.upload(path, places.join(self.url, name))
+            self._entries[name] = {"size": state[0], "time": state[1]}
+        except FileNotFoundError:
+            return  # deleted meanwhile, as old checkpoints are
+        except DataError:
+            if path.exists():
+                raise
+            return
+        self._pushed[name] = state  # that of the listing: what was written since is uploaded the next time
+
+    def _listing(self) -> tuple[dict[str, tuple[int, int]], dict[str, str]]:
+        """The size and the time of change of every file, and the target of every link."""
+        states: dict[str, tuple[int, int]] = {}
+        links: dict[str, str] = {}
+        for place, folders, names in os.walk(self.folder):
+            for name in [*names, *folders]:
+                path = Path(place, name)
+                inside = path.relative_to(self.folder).as_posix()
+                if name.startswith(".") or name.endswith(".tmp"):
+                    continue
+                if path.is_symlink():
+                    links[inside] = os.readlink(path)
+                elif name in names and (state := self._state(inside)):
+                    states[inside] = state
+            folders[:] = [name for name in folders if not name.startswith(".") and not name.endswith(".tmp")]
+        return states, links
+
+    def _state(self, name: str) -> tuple[int, int] | None:
+        try:
+            state = (self.folder / name).stat()
+        except FileNotFoundError:
+            return None
+        return state.st_size, state.st_mtime_ns
+
+
+def _order(name: str) -> int:
+    if name.endswith(LOGS):
+        return 0
+    return 2 if name.rpartition("/")[2] == "manifest.json" else 1
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,284 @@
+"""Names, states and bytes of files at URLs, with retries; what goes wrong for good is an error of one line.
+
+A URL travels through the program as a string or as a :class:`~pathlib.Path`: ``Path("s3://bucket/a")`` reads
+``s3:/bucket/a``, and :func:`url_of` gives the URL back. A function here takes local paths too where it says so.
+"""
+
+from __future__ import annotations
+
+import functools
+import glob
+import logging
+import os
+import random
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from encoderlab.errors import ConfigError, DataError, EncoderlabError, MissingDependency
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+PROTOCOLS = "s3 s3a gs gcs az abfs hf http https hdfs webhdfs sftp ftp oss memory".split()
+READ_ONLY = ("http", "https", "hf")
+ATTEMPTS, FIRST_WAIT = 8, 0.25  # tries of one request; seconds before the second try, doubled before each further one
+_URL = re.compile(rf"({'|'.join(PROTOCOLS)}):/{{1,2}}([^/].*)")
+_NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "DefaultCredentialsError")
+_GATED = ("GatedRepoError", "RepositoryNotFoundError", "RevisionNotFoundError", "EntryNotFoundError")
+
+
+class Info(NamedTuple):
+    """The size of a file in bytes, and what changes when the file changes."""
+
+    size: int
+    version: str | int
+
+
+def url_of(place: str | os.PathLike[str]) -> str | None:
+    """The URL that ``place`` means; None for a local path."""
+    match = _URL.fullmatch(os.fspath(place))
+    return None if match is None else f"{match[1]}://{match[2]}"
+
+
+def identity(path: Path) -> str:
+    """The same for all names of one file: the URL, or the real path."""
+    return url_of(path) or str(path.resolve())
+
+
+def join(url: str, name: str) -> str:
+    """The URL of ``name`` in the folder ``url``."""
+    return f"{url.rstrip('/')}/{name}"
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """The fsspec file system of a URL, and the path in it.
+
+    Raises:
+        MissingDependency: fsspec, or the package for this protocol, is not installed.
+    """
+    protocol = url.partition("://")[0]
+    try:
+        system = _file_system(protocol)
+    except ImportError as error:
+        package = error.name or {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}.get(protocol, protocol)
+        raise MissingDependency(package, "scale", f"reading {url}") from None
+    return system, system._strip_protocol(url)
+
+
+@functools.cache
+def _file_system(protocol: str) -> Any:
+    import fsspec
+
+    options: dict[str, Any] = {}
+    if protocol in ("s3", "s3a"):
+        # Retries are ours alone: those of botocore would multiply them.
+        options["config_kwargs"] = {"retries": {"max_attempts": 1}, "connect_timeout": 10, "read_timeout": 30}
+    system = fsspec.filesystem(protocol, use_listings_cache=False, **options)
+    if hasattr(system, "retries"):  # those of s3fs, too
+        system.retries = 1
+    return system
+
+
+def attempt(url: str, request: Callable[[], T]) -> T:
+    """``request()``, tried again with exponential back-off where its error may pass.
+
+    Raises:
+        DataError: no such file or bucket, access refused, no credentials, or a connection that keeps failing.
+    """
+    wait = FIRST_WAIT
+    for number in range(1, ATTEMPTS + 1):
+        try:
+            return request()
+        except EncoderlabError:
+            raise
+        except Exception as error:
+            if (reason := _final(error)) is not None:
+                raise DataError(f"{url}: {reason}") from None
+            said = " ".join(f"{type(error).__name__}: {error}".split())[:160]
+            if number == ATTEMPTS:
+                raise DataError(
+                    f"{url}: the connection failed {ATTEMPTS} times ({said}); check the network, and run the same "
+                    "command again"
+                ) from None
+            log.debug("%s: %s; trying again in %.2g s", url, said, wait)
+            time.sleep(wait * (1 + random.random() / 4))  # not all workers at the same time
+            wait *= 2
+    raise AssertionError
+
+
+def _final(error: Exception) -> str | None:
+    """Why a request can never succeed; None for an error that may pass."""
+    name, said = type(error).__name__, " ".join(str(error).split())[:160]
+    status = getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)
+    if isinstance(error, FileNotFoundError) or name in _GATED or status == 404:
+        if "bucket does not exist" in said or "NoSuchBucket" in f"{said} {error.__cause__}":
+            return "no such bucket; check its name"
+        return "no such file or folder; check the URL"
+    if isinstance(error, PermissionError) or status in (401, 403):
+        return f"access is refused ({said}); check the credentials and their rights"
+    if name in _NO_CREDENTIALS:
+        return f"no credentials ({said}); set them, for example AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+    if isinstance(error, IsADirectoryError):
+        return "is a folder; give a file"
+    if isinstance(error, (ImportError, TypeError, NotImplementedError)) or name == "ParamValidationError":
+        return f"cannot be used ({name}: {said}); check the URL"
+    return None
+
+
+_KNOWN: dict[str, Info] = {}  # what this process saw last
+
+
+def look(url: str) -> dict[str, Any]:
+    """The entry of a file or a folder, as fsspec describes it.
+
+    Raises:
+        DataError: there is none, or it cannot be read.
+    """
+    system, path = file_system(url)
+    return attempt(url, lambda: system.info(path))
+
+
+def info(path: str | os.PathLike[str], *, fresh: bool = False) -> Info:
+    """The size and the version of a file, local or not; ``fresh`` asks again what this process asked before.
+
+    Raises:
+        DataError: it is not there, or cannot be read.
+        OSError: of a local file.
+    """
+    url = url_of(path)
+    if url is None:
+        state = os.stat(path)
+        return Info(state.st_size, state.st_mtime_ns)
+    if fresh or url not in _KNOWN:
+        entry = look(url)
+        if entry["type"] == "directory":
+            raise DataError(f"{url}: is a folder; give a file")
+        _KNOWN[url] = _info(entry)
+    return _KNOWN[url]
+
+
+def _info(entry: dict[str, Any]) -> Info:
+    mark = next(
+        (entry[key] for key in ("ETag", "etag", "blob_id", "LastModified", "mtime", "created") if key in entry), ""
+    )
+    size = entry.get("size")
+    return Info(-1 if size is None else int(size), str(mark).strip('"'))
+
+
+def is_folder(url: str) -> bool:
+    """Whether there is a folder at the URL.
+
+    Raises:
+        DataError: there is nothing.
+    """
+    if url.partition("://")[0] in ("http", "https") or glob.has_magic(url):
+        return False
+    return look(url)["type"] == "directory"
+
+
+def exists(url: str) -> bool:
+    """Whether there is a file or a folder at the URL.
+
+    Raises:
+        DataError: no answer, no access, or no such bucket.
+    """
+    try:
+        look(url)
+    except DataError as error:
+        if "no such file" in str(error):
+            return False
+        raise
+    return True
+
+
+def find(url: str) -> list[str]:
+    """The URLs of the files below a folder, or those that match a pattern, by name; hidden ones are left out.
+
+    Raises:
+        DataError: no such folder, or it cannot be read.
+    """
+    system, path = file_system(url)
+    protocol = url.partition("://")[0]
+    if glob.has_magic(path):
+        entries = attempt(url, lambda: system.glob(path, detail=True))
+    else:
+        entries = attempt(url, lambda: system.find(path, detail=True))
+    start = path.rstrip("/") + "/"
+    found = []
+    for name, entry in entries.items():
+        inside = name.removeprefix(start) if name.startswith(start) else name.rpartition("/")[2]
+        if entry["type"] == "file" and not any(part.startswith(".") for part in inside.split("/")):
+            place = f"{protocol}://{name.lstrip('/')}" if "://" not in name else name
+            _KNOWN[place] = _info(entry)
+            found.append(place)
+    return sorted(found)
+
+
+def read_bytes(url: str) -> bytes:
+    """The bytes of a small file.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    system, path = file_system(url)
+
+    def read() -> bytes:
+        size = system.info(path)["size"]
+        data = bytes(system.cat_file(path))
+        if size is not None and len(data) != size:
+            raise ConnectionError(f"{len(data)} of {size} bytes arrived")
+        return data
+
+    return attempt(url, read)
+
+
+def upload(path: Path, url: str) -> None:
+    """Write the file at ``path`` to the URL, where it appears whole or not at all.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    system, place = file_system(url)
+
+    def put() -> None:
+        size = path.stat().st_size
+        system.put_file(os.fspath(path), place)
+        if (there := system.info(place)["size"]) != size:
+            raise ConnectionError(f"{there} of {size} bytes arrived")
+
+    attempt(url, put)
+
+
+def write_bytes(url: str, data: bytes) -> None:
+    """Write a small file to the URL.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    system, path = file_system(url)
+    attempt(url, lambda: system.pipe_file(path, data))
+
+
+def delete(url: str) -> None:
+    """Delete a file; one that is not there is no error."""
+    system, path = file_system(url)
+
+    def remove() -> None:
+        if system.exists(path):
+            system.rm_file(path)
+
+    attempt(url, remove)
+
+
+def check_writable(url: str) -> None:
+    """Refuse a URL to which nothing can be written.
+
+    Raises:
+        ConfigError: a protocol that only reads.
+    """
+    protocol = url.partition("://")[0]
+    if protocol in READ_ONLY:
+        raise ConfigError(f"{url}: {protocol} can only be read; give a folder, or a URL such as s3://bucket/folder")

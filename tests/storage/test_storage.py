@@ -1,0 +1,306 @@
+"""Files at URLs: the same bytes as on disk, whatever the connection does, and one line for what cannot work."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import random
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from encoderlab import cli
+from encoderlab.corpus.build import BuildSettings, NewTokenizer, build_corpus
+from encoderlab.corpus.manifest import verify
+from encoderlab.corpus.shards import Corpus
+from encoderlab.errors import ConfigError, DataError
+from encoderlab.records.dataset import labelled_files
+from encoderlab.storage import cache, mirror, places, streams
+from encoderlab.storage.mirror import Mirror, written_file, written_folder
+from encoderlab.storage.places import url_of
+
+TOKENIZER = NewTokenizer(vocab_size=300, sample_bytes=200_000)
+
+
+def _texts(folder: Path) -> Path:
+    """Text in several formats, one larger than a block of the reader."""
+    draw = random.Random(1)
+    words = [f"word{number}" for number in range(2000)]
+
+    def paragraph() -> str:
+        return " ".join(draw.choices(words, k=40))
+
+    folder.mkdir()
+    long = "\n\n".join(paragraph() for _ in range(2500))
+    (folder / "a.txt").write_text(long)
+    with gzip.open(folder / "b.txt.gz", "wt") as file:
+        file.write("\n\n".join(paragraph() for _ in range(300)))
+    (folder / "c.jsonl").write_text("".join(json.dumps({"text": paragraph()}) + "\n" for _ in range(200)))
+    (folder / "d.csv").write_text("id,text\n" + "".join(f'{n},"{paragraph()}"\n' for n in range(100)))
+    with zipfile.ZipFile(folder / "e.zip", "w") as archive:
+        archive.writestr("inside.txt", paragraph())
+    return folder
+
+
+def _put(folder: Path, url: str) -> None:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            places.upload(path, places.join(url, path.relative_to(folder).as_posix()))
+
+
+def _bytes(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*.safetensors"))
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize(
+    "place, url",
+    [
+        ("s3://b/k", "s3://b/k"),
+        (Path("s3://b/k"), "s3://b/k"),
+        (Path("hf://datasets/a/b") / "c.jsonl", "hf://datasets/a/b/c.jsonl"),
+        ("https://host/a?b=c", "https://host/a?b=c"),
+        ("python:stdlib", None),
+        ("a/s3:/b", None),
+        ("C:/data", None),
+    ],
+)
+def test_a_url_survives_as_a_path(place, url):
+    assert url_of(place) == url
+
+
+def test_a_corpus_of_sources_at_urls_has_the_same_bytes_over_a_failing_connection(s3, tmp_path, monkeypatch):
+    texts = _texts(tmp_path / "texts")
+    _put(texts, f"{s3.bucket}/texts")
+    monkeypatch.setattr(streams, "BLOCK", 50_000)
+    s3.failing = 0.2
+    settings = BuildSettings(sources=(f"{s3.bucket}/texts",), tokenizer=TOKENIZER)
+    made = build_corpus(settings, tmp_path / "remote")
+    s3.failing = 0.0
+    assert {"error", "closed", "truncated", "slow"} <= s3.happened.keys()
+    plain = build_corpus(BuildSettings(sources=(str(texts),), tokenizer=TOKENIZER), tmp_path / "local")
+    assert _bytes(tmp_path / "remote") == _bytes(tmp_path / "local")
+    assert [item.sha256 for item in made.sources] == [item.sha256 for item in plain.sources]
+    assert made.sources[0].name == f"{s3.bucket}/texts/a.txt"
+
+
+def test_a_corpus_at_a_url_is_read_shard_by_shard_and_checked(s3, tmp_path):
+    corpus = tmp_path / "corpus"
+    build_corpus(BuildSettings(sources=(str(_texts(tmp_path / "texts")),), tokenizer=TOKENIZER), corpus)
+    url = f"{s3.bucket}/corpora/one"
+    _put(corpus, url)
+    s3.failing = 0.1
+    there, here = Corpus(url), Corpus(corpus)
+    assert not list(there.path.rglob("*.safetensors"))  # nothing was asked for yet
+    assert [there.document(i).ids.tolist() for i in range(20)] == [here.document(i).ids.tolist() for i in range(20)]
+    assert [path.parent.name for path in there.path.rglob("*.safetensors")] == ["train"]
+    verify(url)
+    s3.failing = 0.0
+    shard = next(there.path.rglob("*.safetensors"))
+    shard.unlink()
+    damaged = tmp_path / "damaged"
+    damaged.write_bytes(b"x" * here.manifest.splits["train"].shards[0].size)
+    places.upload(damaged, f"{url}/train/shard-00000.safetensors")
+    places._KNOWN.clear()
+    with pytest.raises(DataError, match="the manifest says .*: changed or damaged"):
+        Corpus(url).document(0)
+
+
+def test_the_cache_stays_within_its_limit(s3, tmp_path, monkeypatch):
+    for number in range(4):
+        places.write_bytes(f"{s3.bucket}/{number}.bin", bytes(1000))
+    monkeypatch.setenv("ENCODERLAB_CACHE_GB", "0.0000025")
+    monkeypatch.setattr(cache, "IN_USE", -1.0)
+    paths = [cache.file(f"{s3.bucket}/{number}.bin") for number in range(4)]
+    assert [path.exists() for path in paths] == [False, False, True, True]
+    monkeypatch.setenv("ENCODERLAB_CACHE_GB", "much")
+    with pytest.raises(ConfigError, match="ENCODERLAB_CACHE_GB is 'much'"):
+        cache.file(f"{s3.bucket}/0.bin")
+
+
+def test_a_file_that_changes_while_it_is_read_is_named(s3, monkeypatch):
+    monkeypatch.setattr(streams, "BLOCK", 1000)
+    url = f"{s3.bucket}/a.txt"
+    places.write_bytes(url, bytes(10_000))
+    with streams.open_file(url) as file:
+        file.read(10)
+        places.write_bytes(url, b"1" * 10_000)
+        with pytest.raises(DataError, match="has changed while it was read"):
+            file.read()
+
+
+def test_what_cannot_work_is_one_line(s3, monkeypatch):
+    with pytest.raises(DataError, match=r"s3://no-such-bucket-here/a.txt: no such bucket"):
+        streams.open_file("s3://no-such-bucket-here/a.txt")
+    with pytest.raises(DataError, match="no such file or folder"):
+        streams.open_file(f"{s3.bucket}/missing.txt")
+    with pytest.raises(ConfigError, match="https can only be read"), written_folder("https://host/run"):
+        pass
+    s3.failing, s3.draw.choice = 1.0, lambda kinds: "closed"
+    monkeypatch.setattr(places, "ATTEMPTS", 3)
+    with pytest.raises(DataError, match="the connection failed 3 times"):
+        streams.open_file(f"{s3.bucket}/a.txt")
+
+
+def test_missing_credentials_are_named(s3, monkeypatch, tmp_path):
+    from tests.storage.conftest import _forget
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    _forget()
+    with pytest.raises(DataError, match="no credentials .*AWS_ACCESS_KEY_ID"):
+        streams.open_file(f"{s3.bucket}/a.txt")
+
+
+def _checkpoint(folder: Path, step: int) -> None:
+    place = folder / "checkpoints" / f"step-{step}"
+    place.mkdir(parents=True)
+    (place / "weights").write_bytes(bytes([step]) * 1000)
+    (place / "manifest.json").write_text(str(step))
+    link = folder / "checkpoints" / "latest"
+    link.unlink(missing_ok=True)
+    link.symlink_to(place.name)
+
+
+def _tree(folder: Path) -> dict[str, bytes]:
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.name.startswith(".")]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def test_a_run_at_a_url_continues_on_another_machine(s3, tmp_path, monkeypatch):
+    url = f"{s3.bucket}/runs/one"
+    s3.failing = 0.1
+    with written_folder(url) as folder:
+        folder.mkdir(parents=True)
+        (folder / "metrics.jsonl").write_text("1\n")
+        (folder / ".partial").write_text("half")
+        _checkpoint(folder, 1)
+        _checkpoint(folder, 2)
+        made = _tree(folder)
+    monkeypatch.setenv("ENCODERLAB_HOME", str(tmp_path / "other"))
+    with pytest.raises(RuntimeError), written_folder(url) as folder:
+        assert _tree(folder) == made and (folder / "checkpoints" / "latest").readlink().name == "step-2"
+        (folder / "checkpoints" / "latest").unlink()
+        _checkpoint(folder, 3)
+        made = _tree(folder)
+        for name in ("weights", "manifest.json"):
+            (folder / "checkpoints" / "step-1" / name).unlink()
+        (folder / "checkpoints" / "step-1").rmdir()
+        raise RuntimeError("killed")
+    s3.failing = 0.0
+    names = {name.removeprefix(f"{url}/") for name in places.find(url)}
+    assert "checkpoints/step-3/manifest.json" in names and not any("step-1/" in name for name in names)
+    assert places.read_bytes(f"{url}/checkpoints/latest") == b"step-3"
+    assert "writer.json" not in names
+
+
+def test_every_moment_of_an_upload_is_a_folder_that_can_be_continued(s3, tmp_path, monkeypatch):
+    """The upload is cut off after each of its writes in turn; what another machine restores is whole."""
+    for cut in range(12):
+        url = f"{s3.bucket}/runs/{cut}"
+        monkeypatch.setenv("ENCODERLAB_HOME", str(tmp_path / f"home-{cut}"))
+        folder = mirror.working_place(url)
+        first = Mirror(folder, url)
+        first.restore()
+        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        (folder / "metrics.jsonl").write_text("1\n")
+        _checkpoint(folder, 1)
+        first.push()
+        (folder / "metrics.jsonl").write_text("1\n2\n")
+        _checkpoint(folder, 2)
+        left = [cut]
+
+        def stops(name, left=left):
+            real = getattr(places, name)
+
+            def write(*args):
+                left[0] -= 1
+                if left[0] < 0:
+                    raise DataError("cut off")
+                real(*args)
+
+            return write
+
+        with monkeypatch.context() as patch:
+            for name in ("upload", "write_bytes", "delete"):
+                patch.setattr(places, name, stops(name))
+            whole = True
+            try:
+                first.push()
+            except DataError:
+                whole = False
+        monkeypatch.setenv("ENCODERLAB_HOME", str(tmp_path / f"away-{cut}"))
+        places._KNOWN.clear()
+        again = Mirror(mirror.working_place(url), url)
+        again.restore()
+        steps = sorted(path.name for path in (again.folder / "checkpoints").glob("step-*"))
+        assert steps in (["step-1"], ["step-1", "step-2"]) and (steps[-1] == "step-2" or not whole)
+        for step in steps:
+            number = int(step[-1])
+            assert (again.folder / "checkpoints" / step / "weights").read_bytes() == bytes([number]) * 1000
+            assert (again.folder / "checkpoints" / step / "manifest.json").read_text() == str(number)
+            assert f"{number}\n" in (again.folder / "metrics.jsonl").read_text()  # never behind a checkpoint
+        assert (again.folder / "checkpoints" / "latest").readlink().name in steps
+
+
+def test_two_writers_of_one_place_are_refused(s3, tmp_path, monkeypatch):
+    url = f"{s3.bucket}/runs/two"
+    with written_folder(url):
+        monkeypatch.setattr(mirror.socket, "gethostname", lambda: "elsewhere")
+        monkeypatch.setenv("ENCODERLAB_HOME", str(tmp_path / "other"))
+        with pytest.raises(ConfigError, match="another process is writing it"), written_folder(url):
+            pass
+        monkeypatch.undo()
+    assert not places.exists(f"{s3.bucket}/runs/two/writer.json")
+
+
+def test_a_file_appears_at_its_end_or_not_at_all(s3):
+    url = f"{s3.bucket}/found.jsonl"
+    with pytest.raises(RuntimeError), written_file(url) as path:
+        path.write_text("half")
+        raise RuntimeError
+    assert not places.exists(url)
+    with written_file(url) as path:
+        path.write_text("whole")
+    assert places.read_bytes(url) == b"whole"
+
+
+def test_verbs_take_urls_for_inputs_and_outputs(s3, tmp_path, capsys):
+    _put(_texts(tmp_path / "texts"), f"{s3.bucket}/texts")
+    out = f"{s3.bucket}/corpora/new"
+    code = cli.main(["corpus", "build", f"{s3.bucket}/texts/*.jsonl", "--out", out, "--vocab-size", "300", "--json"])
+    answer = json.loads(capsys.readouterr().out)
+    assert code == 0 and answer["out"] == out
+    assert cli.main(["corpus", "inspect", out]) == 0
+    assert "all hashes verified" in capsys.readouterr().out
+    assert cli.main(["corpus", "inspect", f"{s3.bucket}/nothing"]) == 3
+    assert "no such file or folder; check the URL" in capsys.readouterr().err
+
+
+def test_data_files_are_named_by_their_split(tmp_path):
+    for name in ("data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet", "data/test-0.parquet"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    found = labelled_files(tmp_path)
+    assert {split: len(files) for split, files in found.items()} == {"train": 2, "test": 1}
+    (tmp_path / "data" / "more.parquet").write_bytes(b"")
+    assert labelled_files(tmp_path) == {}  # a file whose name says no split
+
+
+def test_bytes_are_hashed_as_they_pass(s3, monkeypatch):
+    url, data = f"{s3.bucket}/a.bin", random.Random(2).randbytes(300_000)
+    places.write_bytes(url, data)
+    monkeypatch.setattr(streams, "BLOCK", 10_000)
+    with streams.open_file(url) as file:
+        assert file.read() == data
+    before = s3.happened.total()
+    assert streams.sha256(url) == hashlib.sha256(data).hexdigest()
+    assert s3.happened.total() == before  # nothing was read again
