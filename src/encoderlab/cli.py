@@ -23,7 +23,7 @@ from cyclopts import App, CycloptsError, Group, MissingArgumentError, Parameter,
 from cyclopts.help.formatters import DefaultFormatter
 
 from encoderlab import __version__
-from encoderlab.commands import terminal
+from encoderlab.commands import remote, terminal
 from encoderlab.errors import ConfigError, DataError, EncoderlabError, OutOfMemory, nearest
 from encoderlab.files import finite, kernels_wanted
 
@@ -134,8 +134,6 @@ def make_app(tokens: Sequence[str] = (), program: str = "encoderlab") -> App:
         terminal.configure(json=json, verbose=verbose)
         if not any("://" in word for word in words):
             return app(words)
-        from encoderlab.commands import remote
-
         verb, bound, _ = app.parse_args(words)
         return remote.call(verb, bound)
 

@@ -15,7 +15,8 @@ from encoderlab.commands.outputs import check_output, output
 from encoderlab.commands.terminal import note, progress, say, table
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import held_folder
-from encoderlab.records.dataset import dataset_files, is_dataset
+from encoderlab.records.dataset import is_dataset, labelled_files
+from encoderlab.storage.cache import local
 from encoderlab.tasks.data.records import is_file_name
 
 if TYPE_CHECKING:
@@ -146,8 +147,6 @@ def labelled_data(
 
     Returns its task, its examples, and its label for each of the model's labels that differs.
     """
-    from encoderlab.records.dataset import is_dataset, labelled_files
-    from encoderlab.storage.cache import local
     from encoderlab.tasks.data import suites
     from encoderlab.tasks.runs.apply import fitted, task_of_file
 

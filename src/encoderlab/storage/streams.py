@@ -29,7 +29,7 @@ def open_file(path: str | os.PathLike[str]) -> IO[bytes]:
     url = places.url_of(path)
     if url is None:
         return open(path, "rb")
-    return io.BufferedReader(Stream(url), 1 << 18)
+    return io.BufferedReader(RemoteFile(url), 1 << 18)
 
 
 def sha256(path: str | os.PathLike[str]) -> str:
@@ -38,10 +38,10 @@ def sha256(path: str | os.PathLike[str]) -> str:
     if url is not None and (known := _HASHES.get((url, places.info(url)))):
         return known
     with open_file(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
-class Stream(io.RawIOBase):
+class RemoteFile(io.RawIOBase):
     """A file at a URL. Blocks ahead are requested while the file is read in order.
 
     Raises:
