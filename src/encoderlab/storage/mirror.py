@@ -95,7 +95,7 @@ class Mirror:
 
     def __init__(self, folder: Path, url: str) -> None:
         self.folder, self.url = folder, url
-        self._state_file = folder.with_name(f"{folder.name}.mirror.json")  # which upload the folder goes on from
+        self._state_file = folder.with_name(f"{folder.name}.mirror.json")  # which upload the folder continues
         self._id = uuid.uuid4().hex
         self._pushed: dict[str, tuple[int, int]] = {}  # size and time of change of each file at the URL
         self._entries: dict[str, dict[str, Any]] = {}
