@@ -21,7 +21,7 @@ MEASURES = {
 
 
 def page(record: Mapping[str, Any]) -> str:
-    """The page as HTML, of what :meth:`encoderlab.adapt.run.Adaptation.run` found."""
+    """The page as HTML, of the record that :meth:`encoderlab.adapt.run.Adaptation.run` returns."""
     training, gains = record["training"], record["gains"]
     rows = [
         (
@@ -38,7 +38,7 @@ def page(record: Mapping[str, Any]) -> str:
     ]
     tiles = [
         (
-            "Gained: domain" if kind == "domain" else "Forgotten: general",
+            NAMES[kind],
             f"{one['before']:.2f}→{one['after']:.2f}",
             MEASURES[one["measure"]],
         )
@@ -65,26 +65,20 @@ def page(record: Mapping[str, Any]) -> str:
 
 
 def verdict(record: Mapping[str, Any]) -> str:
-    """What came of it in two or three sentences."""
+    """The result in two or three sentences."""
     said = []
-    for kind, words in (
-        ("domain", ("gained on the domain", "lost on the domain")),
-        ("general", ("gained on general text", "forgotten of general text")),
-    ):
-        one = record["gains"].get(kind)
-        if one is None:
-            continue
+    for kind, one in record["gains"].items():
         change = one["after"] - one["before"]
         if abs(change) <= one["half"]:
             said.append(f"{NAMES[kind]}: no clear change ({change:+.3f} ± {one['half']:.3f}).")
         else:
             share = abs(change) / one["before"]
             said.append(
-                f"{share:.1%} {words[change > 0]} ({one['before']:.3f} to {one['after']:.3f} "
-                f"{MEASURES[one['measure']]})."
+                f"{NAMES[kind]}: {share:.1%} {'more' if change > 0 else 'fewer'} {MEASURES[one['measure']]} "
+                f"({one['before']:.3f} to {one['after']:.3f})."
             )
     if "general" not in record["gains"]:
-        said.append("What was forgotten is not known, because no general text was given (--replay).")
+        said.append("Without general text (--replay) it is not known what was forgotten.")
     if "task" in record["before"]:
         one, two = record["before"]["task"], record["after"]["task"]
         said.append(f"Fine-tuned: {one['metric']} {100 * one['mean']:.1f} before, {100 * two['mean']:.1f} after.")
