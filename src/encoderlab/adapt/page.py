@@ -108,7 +108,7 @@ def _cost(record: Mapping[str, Any]) -> dict[str, str]:
     training, text, recipe = record["training"], record["text"], record["training"]["recipe"]
     rows = {
         "Text of the domain": f"{text['domain']['documents']:,} documents, {text['domain']['characters']:,} characters",
-        "Held out of it": f"{text['domain held out']['documents']:,} documents",
+        "Held out": f"{text['domain held out']['documents']:,} documents",
     }
     if "general" in text:
         rows["General text, replayed"] = (
@@ -120,7 +120,7 @@ def _cost(record: Mapping[str, Any]) -> dict[str, str]:
         "Steps": f"{training['steps']:,} of {training['planned']:,.0f}; the weights are of step {training['best']:,}",
         "Tokens": f"{training['tokens']:,}",
         "Time": duration(training["training_seconds"]),
-        "Parameters before": f"{record['parameters']:,}",
+        "Parameters": f"{record['parameters']:,}",
     }
     if training.get("flops"):
         rows["FLOPs"] = f"{training['flops']:.3g}"
