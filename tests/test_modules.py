@@ -13,6 +13,7 @@ import encoderlab
 
 SOURCE = Path(encoderlab.__file__).parent
 PAGE = Path(__file__).parents[1] / "docs" / "modules.md"
+ARCHITECTURE = PAGE.with_name("architecture.md")
 HEAD = """# Modules
 
 Every module in one line, by package; [architecture.md](architecture.md) says what the packages are for and which may
@@ -53,6 +54,24 @@ def test_every_module_says_what_it_is():
 
 def test_the_page_names_every_module_as_it_is():
     assert PAGE.read_text(encoding="utf-8") == page(), "write it anew: python -m tests.test_modules"
+
+
+def test_things_happen_where_the_architecture_says():
+    """The table names functions and classes of the file before them; README points at it."""
+    table = ARCHITECTURE.read_text(encoding="utf-8").split("## Where things happen\n")[1].split("\n## ")[0]
+    named = 0
+    for row in table.splitlines()[3:]:
+        text = ""
+        for word in re.findall("`([^`]+)`", row):
+            place = SOURCE / word
+            if "/" in word or word.endswith(".py"):
+                assert place.exists(), row
+                text = place.read_text(encoding="utf-8") if place.is_file() else ""
+            elif text:
+                named += 1
+                assert all(re.search(rf"(def|class) {part}\b|^{part} = ", text, re.M) for part in word.split(".")), row
+    assert named >= 10
+    assert "docs/architecture.md#where-things-happen" in (PAGE.parents[1] / "README.md").read_text(encoding="utf-8")
 
 
 if __name__ == "__main__":

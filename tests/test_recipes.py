@@ -120,7 +120,7 @@ def test_what_the_released_code_says() -> None:
         assert recipe(name).objective.masking.random_from == "all"  # type: ignore[union-attr]
         corpus = random_corpus(3, documents=99, sentences=(1, 3))
         plan = recipe(name).rows.plan(corpus, np.arange(99), np.random.default_rng(1), BERT, 512)  # type: ignore[union-attr]
-        assert plan.layout == "single" and min(plan.lengths(BERT)) == 12 and len(plan) < 99
+        assert plan.placement == "single" and min(plan.lengths(BERT)) == 12 and len(plan) < 99
     separated = [name for name in RECIPES if getattr(recipe(name).rows, "separator", False) and "transformer" in name]
     assert sorted(separated) == [
         f"transformer-xl-{name}" for name in ("lm1b-base", "lm1b-large", "wt103-base", "wt103-large")

@@ -134,7 +134,11 @@ def test_a_saved_tokenizer_is_the_same(trained: dict[str, Tokenizer], tmp_path: 
         assert sorted(path.name for path in (tmp_path / name).iterdir()) == ["tokenizer.json", "tokenizer_config.json"]
         loaded = Tokenizer.load(tmp_path / name)
         assert loaded.hash() == tokenizer.hash()
-        assert (loaded.special, loaded.layout, loaded.tokens) == (tokenizer.special, tokenizer.layout, tokenizer.tokens)
+        assert (loaded.special, loaded.special_tokens, loaded.tokens) == (
+            tokenizer.special,
+            tokenizer.special_tokens,
+            tokenizer.tokens,
+        )
         assert loaded.encode(text).ids.tolist() == tokenizer.encode(text).ids.tolist()
         assert pickle.loads(pickle.dumps(tokenizer)).hash() == tokenizer.hash()
     assert len({tokenizer.hash() for tokenizer in trained.values()}) == len(trained)

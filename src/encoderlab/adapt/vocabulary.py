@@ -70,12 +70,12 @@ def extend(tokenizer: Tokenizer, texts: Iterable[str], count: int) -> Tokenizer:
     parts = json.loads(backend.to_str())
     vocabulary = parts["model"]["vocab"]
     vocabulary |= {word: tokenizer.vocab_size + number for number, word in enumerate(chosen)}
-    return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(parts)), tokenizer.layout, tokenizer.options)
+    return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(parts)), tokenizer.special_tokens, tokenizer.options)
 
 
 def retrain(tokenizer: Tokenizer, texts: Iterable[str]) -> Tokenizer:
     """A tokenizer of the same kind, size, special tokens and letter case, trained on ``texts``."""
-    family = next((name for name, one in FAMILIES.items() if one.layout == tokenizer.layout), None)
+    family = next((name for name, one in FAMILIES.items() if one.special_tokens == tokenizer.special_tokens), None)
     if family is None:
         raise ConfigError(
             "the model's special tokens are those of no family that tokenizers are trained for; keep its vocabulary"

@@ -330,14 +330,14 @@ def _sentences(corpus: Documents, documents: np.ndarray, longest: int) -> tuple[
     return index, start, stop
 
 
-def _join(row: np.ndarray, document: np.ndarray, start: np.ndarray, stop: np.ndarray, layout: Placement) -> Plan:
+def _join(row: np.ndarray, document: np.ndarray, start: np.ndarray, stop: np.ndarray, placement: Placement) -> Plan:
     """A plan of ranges in order, (n,) each with its row; adjacent ranges of one row and document become one piece."""
     opens = np.ones(len(row), bool)
     opens[1:] = (row[1:] != row[:-1]) | (document[1:] != document[:-1]) | (start[1:] != stop[:-1])
     first = np.flatnonzero(opens)
     last = np.append(first[1:], len(row))[: len(first)] - 1
     pieces = np.searchsorted(row[first], np.arange(row[-1] + 2 if len(row) else 1))
-    return Plan(layout, pieces, document[first], start[first], stop[last], np.zeros(len(first), np.int8))
+    return Plan(placement, pieces, document[first], start[first], stop[last], np.zeros(len(first), np.int8))
 
 
 # --- whole documents

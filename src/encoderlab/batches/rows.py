@@ -115,7 +115,7 @@ class Plan:
     Piece p is the tokens ``start[p] : stop[p]`` of document ``document[p]``.
     """
 
-    layout: Placement
+    placement: Placement
     first: np.ndarray  # (R + 1,) int64
     document: np.ndarray  # (P,) int64
     start: np.ndarray  # (P,) int64, within the document
@@ -150,7 +150,7 @@ class Plan:
         ids, word_starts, special = self._tokens(line, corpus, framing)
         segments = self._segments(line, framing)
         doc = np.zeros(len(ids), np.int32)
-        if self.layout == "packed":
+        if self.placement == "packed":
             doc[:] = np.repeat(line.place, line.ends - line.begins)
         labels = {name: values[index].tolist() for name, values in self.labels.items()}
         edges = line.row_edges.tolist()
@@ -177,13 +177,13 @@ class Plan:
         counts = self.first[index + 1] - self.first[index]  # number of pieces
         pieces, place = aranges(self.first[index], counts), aranges(0, counts)
         opens, closes = place == 0, place == np.repeat(counts, counts) - 1
-        apart = self.layout == "packed"
+        apart = self.placement == "packed"
         cls_first = (opens | apart) & (framing.kind != "xlnet")
         cls_last = (closes | apart) & (framing.kind == "xlnet")
         sep_first, sep_last = np.zeros(len(pieces), np.int64), np.ones(len(pieces), np.int64)
-        if self.layout == "single":
+        if self.placement == "single":
             sep_last[:] = closes
-        elif self.layout == "pair":
+        elif self.placement == "pair":
             between = 2 if framing.kind == "roberta" else 1
             part = self.part[pieces]
             sep_last[:-1] = np.where(closes[:-1], 1, between * (part[:-1] != part[1:]))
@@ -215,7 +215,7 @@ class Plan:
 
     def _segments(self, line: _Line, framing: Framing) -> np.ndarray:
         """(n,) int8: see :class:`Framing`."""
-        if self.layout == "pair" and framing.kind != "roberta":
+        if self.placement == "pair" and framing.kind != "roberta":
             part = self.part[line.pieces]
         else:
             part = np.zeros(len(line.pieces), np.int8)

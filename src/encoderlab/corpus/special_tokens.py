@@ -74,9 +74,9 @@ class SpecialTokens:
 
 @dataclass(frozen=True, kw_only=True)
 class VocabularyFamily:
-    """The layout of one family and where its special tokens stand: the ``first`` ids, and the ``last`` ones."""
+    """The special tokens of one family and where they stand: the ``first`` ids, and the ``last`` ones."""
 
-    layout: SpecialTokens
+    special_tokens: SpecialTokens
     first: tuple[str, ...]
     last: tuple[str, ...] = ()
 
@@ -91,14 +91,14 @@ _XLNET = SpecialTokens(
 
 FAMILIES: dict[str, VocabularyFamily] = {
     # BERT, ELECTRA, DistilBERT, ConvBERT, Erlangshen; a trained vocabulary starts with the five tokens.
-    "bert": VocabularyFamily(layout=_BERT, first=("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")),
-    "roberta": VocabularyFamily(layout=_ROBERTA, first=("<s>", "<pad>", "</s>", "<unk>"), last=("<mask>",)),
+    "bert": VocabularyFamily(special_tokens=_BERT, first=("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")),
+    "roberta": VocabularyFamily(special_tokens=_ROBERTA, first=("<s>", "<pad>", "</s>", "<unk>"), last=("<mask>",)),
     # DeBERTa's first version has RoBERTa's ids with other names, and the first two swapped.
-    "deberta": VocabularyFamily(layout=_BERT, first=("[PAD]", "[CLS]", "[SEP]", "[UNK]"), last=("[MASK]",)),
-    "deberta-v2": VocabularyFamily(layout=_BERT, first=("[PAD]", "[CLS]", "[SEP]", "[UNK]"), last=("[MASK]",)),
-    "albert": VocabularyFamily(layout=_ALBERT, first=("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")),
+    "deberta": VocabularyFamily(special_tokens=_BERT, first=("[PAD]", "[CLS]", "[SEP]", "[UNK]"), last=("[MASK]",)),
+    "deberta-v2": VocabularyFamily(special_tokens=_BERT, first=("[PAD]", "[CLS]", "[SEP]", "[UNK]"), last=("[MASK]",)),
+    "albert": VocabularyFamily(special_tokens=_ALBERT, first=("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")),
     "xlnet": VocabularyFamily(
-        layout=_XLNET, first=("<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>")
+        special_tokens=_XLNET, first=("<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>")
     ),
 }
 
@@ -107,7 +107,7 @@ DEFAULT_FAMILY: dict[Kind, str] = {"wordpiece": "bert", "bpe": "roberta", "unigr
 
 
 def guess(backend: tokenizers.Tokenizer) -> SpecialTokens:
-    """The layout whose special tokens the vocabulary has most of; that of the kind's first family where it has none."""
-    first = FAMILIES[DEFAULT_FAMILY[KINDS[type(backend.model).__name__]]].layout
-    candidates = [first, *(family.layout for family in FAMILIES.values())]
+    """The special tokens that the vocabulary has most of; those of the kind's first family where it has none."""
+    first = FAMILIES[DEFAULT_FAMILY[KINDS[type(backend.model).__name__]]].special_tokens
+    candidates = [first, *(family.special_tokens for family in FAMILIES.values())]
     return max(candidates, key=lambda one: sum(backend.token_to_id(name) is not None for name in one.roles().values()))

@@ -20,10 +20,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import tokenizers
 
-from encoderlab.corpus import special_tokens, tokenizer_training, vocabularies
+from encoderlab.corpus import tokenizer_training, vocabularies
 from encoderlab.corpus.chunks import ChunkEncoder, shortened, tokenize
 from encoderlab.corpus.documents import SURROGATE
-from encoderlab.corpus.special_tokens import KINDS, Kind, SpecialTokens
+from encoderlab.corpus.special_tokens import KINDS, FramingKind, Kind, SpecialTokens
 from encoderlab.corpus.words import WordStarts
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import write_text
@@ -85,8 +85,8 @@ class Tokenizer:
     """Text to token ids and back.
 
     Args:
-        backend: a tokenizer of the ``tokenizers`` library whose vocabulary holds the special tokens of ``layout``.
-        layout: names of the special tokens and the framing of rows.
+        backend: a tokenizer of the ``tokenizers`` library whose vocabulary holds the ``special_tokens``.
+        special_tokens: names of the special tokens and the framing of rows.
         options: further entries of ``tokenizer_config.json`` (``do_lower_case`` and so on), kept for ``transformers``.
 
     Raises:
@@ -94,25 +94,27 @@ class Tokenizer:
     """
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, layout: SpecialTokens, options: dict[str, Any] | None = None
+        self, backend: tokenizers.Tokenizer, special_tokens: SpecialTokens, options: dict[str, Any] | None = None
     ) -> None:
         self.kind: Kind = KINDS[type(backend.model).__name__]
-        self.layout = layout
+        self.special_tokens = special_tokens
         self.options = dict(options or {})
         backend.no_truncation()
         backend.no_padding()
-        missing = [name for name in layout.roles().values() if backend.token_to_id(name) is None]
+        missing = [name for name in special_tokens.roles().values() if backend.token_to_id(name) is None]
         if missing:
             raise DataError(
                 f"the vocabulary lacks {', '.join(missing)}, which an encoder needs; "
                 "add them to the vocabulary (a line each in vocab.txt), or give another tokenizer"
             )
         known = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
-        backend.add_special_tokens([token for token in layout.added_tokens(self.kind) if token.content not in known])
+        backend.add_special_tokens(
+            [token for token in special_tokens.added_tokens(self.kind) if token.content not in known]
+        )
         vocabulary = backend.get_vocab(with_added_tokens=True)
-        ids = {role: vocabulary[name] for role, name in layout.roles().items()}
-        self.special = Special(**ids, all_special=tuple(sorted(vocabulary[name] for name in layout.names())))
-        backend.post_processor = layout.post_processor(ids)
+        ids = {role: vocabulary[name] for role, name in special_tokens.roles().items()}
+        self.special = Special(**ids, all_special=tuple(sorted(vocabulary[name] for name in special_tokens.names())))
+        backend.post_processor = special_tokens.post_processor(ids)
         self.backend = backend
         self.vocab_size = 1 + max(vocabulary.values())
         if self.vocab_size > len(vocabulary) + MOST_GAPS:
@@ -233,8 +235,8 @@ class Tokenizer:
     # Rows for fine-tuning.
 
     @property
-    def framing(self) -> special_tokens.FramingKind:
-        return self.layout.framing
+    def framing(self) -> FramingKind:
+        return self.special_tokens.framing
 
     @property
     def padding_side(self) -> Literal["left", "right"]:
@@ -293,7 +295,7 @@ class Tokenizer:
     def train(cls, kind: Kind, texts: Iterable[str], vocab_size: int, **settings: Any) -> Tokenizer:
         """Train a new tokenizer: see :func:`encoderlab.corpus.tokenizer_training.train`."""
         trained = tokenizer_training.train(kind, texts, vocab_size, **settings)
-        return cls(trained.backend, trained.layout, trained.options)
+        return cls(trained.backend, trained.special_tokens, trained.options)
 
     @classmethod
     def load(
@@ -314,7 +316,7 @@ class Tokenizer:
             add_special=add_special,
         )
         try:
-            return cls(found.backend, found.layout, found.options)
+            return cls(found.backend, found.special_tokens, found.options)
         except DataError as error:
             raise DataError(f"{path}: {error}") from None
 
@@ -333,14 +335,14 @@ class Tokenizer:
             "framing": self.framing,
             "model_input_names": ["input_ids", *segments, "attention_mask"],
             "padding_side": self.padding_side,
-            **self.layout.config(),
+            **self.special_tokens.config(),
         }
         write_text(folder / "tokenizer.json", self.backend.to_str(pretty=True))
         write_text(folder / "tokenizer_config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
 
     def hash(self) -> str:
-        """SHA-256 of what decides the ids and frames: the tokenizer and its layout."""
-        state = {"tokenizer": json.loads(self.backend.to_str()), "layout": dataclasses.asdict(self.layout)}
+        """SHA-256 of what decides the ids and frames: the tokenizer and its special tokens."""
+        state = {"tokenizer": json.loads(self.backend.to_str()), "layout": dataclasses.asdict(self.special_tokens)}
         if self.kind == "unigram":  # the library reads a number of 17 digits back with another last digit
             model = state["tokenizer"]["model"]
             model["vocab"] = [(token, round(score, 6)) for token, score in model["vocab"]]
@@ -350,10 +352,10 @@ class Tokenizer:
         return f"Tokenizer(kind={self.kind!r}, vocab_size={self.vocab_size}, framing={self.framing!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"backend": self.backend, "layout": self.layout, "options": self.options}
+        return {"backend": self.backend, "special_tokens": self.special_tokens, "options": self.options}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["backend"], state["layout"], state["options"])  # type: ignore[misc]
+        self.__init__(state["backend"], state["special_tokens"], state["options"])  # type: ignore[misc]
 
     # Inside.
 

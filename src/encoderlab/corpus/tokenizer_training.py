@@ -74,15 +74,15 @@ def _wordpiece(sample: Sequence[str], vocab_size: int, family: VocabularyFamily,
     edges = {*family.first, *family.last}
     vocabulary = [*family.first, *(token for token in learned if token not in edges), *family.last]
     return TokenizerParts(
-        vocabularies.wordpiece(vocabulary, unk=family.layout.unk, lowercase=lowercase),
-        family.layout,
+        vocabularies.wordpiece(vocabulary, unk=family.special_tokens.unk, lowercase=lowercase),
+        family.special_tokens,
         {"do_lower_case": lowercase, "strip_accents": None, "tokenize_chinese_chars": True},
     )
 
 
 def _wordpieces(sample: Sequence[str], vocab_size: int, family: VocabularyFamily, lowercase: bool) -> list[str]:
     """The tokens in the order they were learned, ``vocab_size`` or as many as the text supports."""
-    unk = family.layout.unk
+    unk = family.special_tokens.unk
     backend = vocabularies.wordpiece([unk], unk=unk, lowercase=lowercase)
     alphabet = _alphabet(sample, backend, vocab_size, len(family.first) + len(family.last))
     letters = [*alphabet, *(f"##{char}" for char in alphabet if char_class(char) == LETTER)]
@@ -123,7 +123,9 @@ def _byte_bpe(sample: Sequence[str], vocab_size: int, family: VocabularyFamily) 
     if len(vocabulary) + len(family.last) < vocab_size:
         raise _too_large(vocab_size, len(vocabulary) + len(family.last))
     vocabulary |= {token: len(vocabulary) + index for index, token in enumerate(family.last)}
-    return TokenizerParts(vocabularies.byte_bpe(vocabulary, [tuple(pair) for pair in model["merges"]]), family.layout)
+    return TokenizerParts(
+        vocabularies.byte_bpe(vocabulary, [tuple(pair) for pair in model["merges"]]), family.special_tokens
+    )
 
 
 def _unigram(sample: Sequence[str], vocab_size: int, name: str, lowercase: bool) -> TokenizerParts:
@@ -169,17 +171,18 @@ def _unigram(sample: Sequence[str], vocab_size: int, name: str, lowercase: bool)
         raise ConfigError(f"sentencepiece cannot train on this text: {str(error).splitlines()[-1]}") from None
     pieces = [piece for piece in sentencepiece_model.parse(output.getvalue()).pieces if piece.type == NORMAL]
     learned = [dataclasses.replace(piece, score=round(piece.score * 1024) / 1024) for piece in pieces]
-    unk = family.layout.unk
+    unk = family.special_tokens.unk
     edges = {token: SentencePiece(text=token, type=UNKNOWN if token == unk else CONTROL) for token in reserved}
     model = SentencePieceModel(
         pieces=(*(edges[token] for token in family.first), *learned, *(edges[token] for token in family.last)),
         remove_extra_spaces=False,  # the normaliser has done it
     )
     backend = sentencepiece_model.unigram(model, before=[normalizer], split_numbers=name in ("albert", "xlnet"))
-    layout = dataclasses.replace(
-        family.layout, others=tuple(token for token in reserved if token not in family.layout.roles().values())
+    special_tokens = dataclasses.replace(
+        family.special_tokens,
+        others=tuple(token for token in reserved if token not in family.special_tokens.roles().values()),
     )
-    return TokenizerParts(backend, layout, {"do_lower_case": lowercase})
+    return TokenizerParts(backend, special_tokens, {"do_lower_case": lowercase})
 
 
 def _bounded(vocab_size: int, sample: Sequence[str], reserved: int) -> int:

@@ -15,17 +15,17 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
-from encoderlab.corpus import sentencepiece_model, special_tokens
-from encoderlab.corpus.special_tokens import FAMILIES, SpecialTokens
+from encoderlab.corpus import sentencepiece_model
+from encoderlab.corpus.special_tokens import FAMILIES, FRAMINGS, KINDS, FramingKind, SpecialTokens, guess
 from encoderlab.errors import ConfigError, DataError, nearest
 
 
 @dataclass
 class TokenizerParts:
-    """A tokenizer of the library, its layout, and entries for ``tokenizer_config.json``."""
+    """A tokenizer of the library, its special tokens, and entries for ``tokenizer_config.json``."""
 
     backend: tokenizers.Tokenizer
-    layout: SpecialTokens
+    special_tokens: SpecialTokens
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -74,7 +74,7 @@ def read(
         path: a folder (``tokenizer.json`` first, then the files below), ``tokenizer.json``, ``vocab.txt``,
             ``vocab.json``, or a SentencePiece ``.model``; each may end in ``.gz``.
         merges: the ``merges.txt`` of a ``vocab.json``, if it is not next to it.
-        family: the special tokens and normalisation of this family (a key of :data:`special_tokens.FAMILIES`), in
+        family: the special tokens and normalisation of this family (a key of :data:`FAMILIES`), in
             place of what the files say.
         lowercase: lower-case the text (and strip accents), for ``vocab.txt`` and ``.model``; by default what the folder
             says, else for ``vocab.txt`` whether the vocabulary has no upper-case letter, and for ALBERT yes.
@@ -108,13 +108,17 @@ def read(
     _add_tokens(found.backend, config.added, path)
     if family is None and found.framing is not None:
         config.framing = found.framing
-    layout = _layout(found, config, meant)
-    missing = [name for name in layout.roles().values() if found.backend.token_to_id(name) is None]
+    special_tokens = _special_tokens(found, config, meant)
+    missing = [name for name in special_tokens.roles().values() if found.backend.token_to_id(name) is None]
     # DeBERTa's own loader appends [MASK] to its SentencePiece model.
-    if missing and (add_special or (suffix == "model" and missing == [layout.mask] and layout.cls == "[CLS]")):
-        kind = special_tokens.KINDS[type(found.backend.model).__name__]
-        found.backend.add_special_tokens([token for token in layout.added_tokens(kind) if token.content in missing])
-    return TokenizerParts(found.backend, layout, found.options)
+    if missing and (
+        add_special or (suffix == "model" and missing == [special_tokens.mask] and special_tokens.cls == "[CLS]")
+    ):
+        kind = KINDS[type(found.backend.model).__name__]
+        found.backend.add_special_tokens(
+            [token for token in special_tokens.added_tokens(kind) if token.content in missing]
+        )
+    return TokenizerParts(found.backend, special_tokens, found.options)
 
 
 _NAMES = "vocab.txt, vocab.json with merges.txt, a SentencePiece .model, or tokenizer.json"
@@ -158,7 +162,7 @@ class _VocabularyFile:
     backend: tokenizers.Tokenizer
     options: dict[str, Any]
     control: tuple[str, ...] = ()  # pieces that stand for no text
-    framing: special_tokens.FramingKind | None = None
+    framing: FramingKind | None = None
 
 
 @dataclass
@@ -168,7 +172,7 @@ class _Config:
     family: str | None = None
     tokens: dict[str, str] = field(default_factory=dict)  # role -> token
     added: list[tuple[str, int]] = field(default_factory=list)  # tokens after the vocabulary, in the order of ids
-    framing: special_tokens.FramingKind | None = None
+    framing: FramingKind | None = None
     options: dict[str, Any] = field(default_factory=dict)
     fairseq: str | None = None  # a key of _FAIRSEQ
 
@@ -197,8 +201,8 @@ def _folder_config(folder: Path) -> _Config:
             tokens[role] = _content(value, where)
     kind = str(settings.get("tokenizer_class", "")).removesuffix("Fast")
     framing = settings.get("framing")
-    if framing is not None and framing not in special_tokens.FRAMINGS:
-        raise DataError(f"{where}: unknown framing {framing!r}{nearest(str(framing), special_tokens.FRAMINGS)}")
+    if framing is not None and framing not in FRAMINGS:
+        raise DataError(f"{where}: unknown framing {framing!r}{nearest(str(framing), FRAMINGS)}")
     return _Config(
         family=_CLASSES.get(kind) or _MODEL_TYPES.get(str(model.get("model_type", ""))),
         tokens=tokens,
@@ -219,18 +223,18 @@ def _add_tokens(backend: tokenizers.Tokenizer, added: list[tuple[str, int]], pat
                 )
 
 
-def _layout(found: _VocabularyFile, config: _Config, family: str | None) -> SpecialTokens:
-    """The family's layout, with the names that the folder gives; by the vocabulary where neither is known."""
-    layout = FAMILIES[family].layout if family else special_tokens.guess(found.backend)
-    layout = dataclasses.replace(layout, **config.tokens)  # type: ignore[arg-type]
+def _special_tokens(found: _VocabularyFile, config: _Config, family: str | None) -> SpecialTokens:
+    """The family's special tokens, with the names that the folder gives; by the vocabulary where neither is known."""
+    special_tokens = FAMILIES[family].special_tokens if family else guess(found.backend)
+    special_tokens = dataclasses.replace(special_tokens, **config.tokens)  # type: ignore[arg-type]
     if config.framing:
-        layout = dataclasses.replace(layout, framing=config.framing)
-    if layout.eod is not None and found.backend.token_to_id(layout.eod) is None:
-        layout = dataclasses.replace(layout, eod=None)
+        special_tokens = dataclasses.replace(special_tokens, framing=config.framing)
+    if special_tokens.eod is not None and found.backend.token_to_id(special_tokens.eod) is None:
+        special_tokens = dataclasses.replace(special_tokens, eod=None)
     added = sorted(found.backend.get_added_tokens_decoder().items())
     special = (*found.control, *(token.content for _, token in added if token.special))
-    others = tuple(dict.fromkeys(name for name in special if name not in layout.roles().values()))
-    return dataclasses.replace(layout, others=others)
+    others = tuple(dict.fromkeys(name for name in special if name not in special_tokens.roles().values()))
+    return dataclasses.replace(special_tokens, others=others)
 
 
 def _read_json(file: Path, merges: Path | None, config: _Config) -> _VocabularyFile:
@@ -347,10 +351,10 @@ def _library(file: Path, data: dict[str, Any]) -> tokenizers.Tokenizer:
         ) from None
 
 
-_FRAMINGS: dict[str, special_tokens.FramingKind] = {"sTsTs": "bert", "sTssTs": "roberta", "TsTss": "xlnet"}
+_FRAMINGS: dict[str, FramingKind] = {"sTsTs": "bert", "sTssTs": "roberta", "TsTss": "xlnet"}
 
 
-def _framing(processor: Any) -> special_tokens.FramingKind | None:
+def _framing(processor: Any) -> FramingKind | None:
     """How the post-processor of a ``tokenizer.json`` frames a pair of texts; None where it is none of ours."""
     kind = processor.get("type") if isinstance(processor, dict) else None
     if kind == "Sequence":

@@ -21,7 +21,7 @@ from encoderlab.nn.heads import Classification, Tagging
 
 
 def read(path: Path, *, allow_missing: bool = False) -> Models:
-    """Read DeBERTa from Microsoft's own files, in the layout of the release of version 1 or of the code.
+    """Read DeBERTa from Microsoft's own files, in the format of the release of version 1 or of the code.
 
     They are ``pytorch_model.bin`` (or another ``.bin``, ``.pt`` or ``.safetensors``) next to ``config.json`` or
     ``model_config.json``. A joint file of replaced token detection (``generator.``, ``discriminator.``) gives both
@@ -101,7 +101,7 @@ def tokenizer(path: Path) -> Tokenizer:
     except (KeyError, TypeError, ValueError, AttributeError):
         raise DataError(f"{path}: has no dict_map, vocab or encoder; restore it from its source") from None
     family = FAMILIES["deberta"]
-    return fairseq.reordered([*family.first, *words, *family.last], vocabulary, merges, family.layout)
+    return fairseq.reordered([*family.first, *words, *family.last], vocabulary, merges, family.special_tokens)
 
 
 def materialized(tensors: Mapping[str, Tensor], source: Path) -> dict[str, Tensor]:

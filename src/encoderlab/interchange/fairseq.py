@@ -160,17 +160,20 @@ def tokenizer(dictionary: Path, gpt2: Path) -> Tokenizer:
     strange = sorted({symbol for symbol in symbols if symbol.isdigit()} - {str(index) for index in vocabulary.values()})
     if strange:
         raise DataError(f"{dictionary}: {strange[0]!r} is not an id of the vocabulary in {gpt2}; give GPT-2's")
-    return reordered(symbols, vocabulary, merges, FAMILIES["roberta"].layout)
+    return reordered(symbols, vocabulary, merges, FAMILIES["roberta"].special_tokens)
 
 
 def reordered(
-    symbols: Sequence[str], vocabulary: Mapping[str, int], merges: Iterable[tuple[str, str]], layout: SpecialTokens
+    symbols: Sequence[str],
+    vocabulary: Mapping[str, int],
+    merges: Iterable[tuple[str, str]],
+    special_tokens: SpecialTokens,
 ) -> Tokenizer:
     """GPT-2's byte-level BPE with new ids: ``symbols``, in order, are GPT-2's ids as text, or further tokens."""
     tokens = {str(index): token for token, index in vocabulary.items()}
     ids = {tokens.get(symbol, symbol): index for index, symbol in enumerate(symbols)}
     known = [pair for pair in merges if all(part in ids for part in (*pair, "".join(pair)))]
-    return Tokenizer(byte_bpe(ids, known), layout)
+    return Tokenizer(byte_bpe(ids, known), special_tokens)
 
 
 def _first(folder: Path, *choices: str) -> Path:
