@@ -111,10 +111,10 @@ def _chosen(options: dict[str | None, Any], data: dict, where: str, path: str) -
 def _elsewhere(key: str, data: dict, path: str) -> str:
     """A clause that lists fields called ``key`` deeper in ``data``, the shallowest first; empty if there is none."""
     others = {name: value for name, value in data.items() if name != key}
-    found = [place for place in _places(others, path) if place.endswith(f".{key}")]
-    found.sort(key=lambda place: place.count("."))
-    named = " or ".join(repr(place[1:]) for place in found[:3])
-    return f"; did you mean {named}?" if found else ""
+    places = [place for place in _places(others, path) if place.endswith(f".{key}")]
+    places.sort(key=lambda place: place.count("."))
+    named = " or ".join(repr(place[1:]) for place in places[:3])
+    return f"; did you mean {named}?" if places else ""
 
 
 def _places(data: Any, path: str) -> Iterator[str]:

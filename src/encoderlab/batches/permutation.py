@@ -116,9 +116,9 @@ def sample_spans(
     begins = np.flatnonzero(word_starts).tolist()
     limits = _harmonic_limits(targets.longest)
     chosen = np.zeros(size, bool)
-    place = found = 0
-    while place < size and found < quota:
-        n = min(bisect_right(limits, rng.random()) + 1, quota - found)
+    place = taken = 0
+    while place < size and taken < quota:
+        n = min(bisect_right(limits, rng.random()) + 1, quota - taken)
         context = n * targets.context
         left = int(rng.integers(context))
         word = bisect_right(begins, place + left - 1)
@@ -127,17 +127,17 @@ def sample_spans(
         begin = begins[word]
         if targets.whole_words:
             end = begins[word + n] if word + n < len(begins) else size
-            end = min(end, begin + quota - found)
+            end = min(end, begin + quota - taken)
         else:
             end = begin + n
         if end >= size:
             break
         chosen[begin:end] = True
-        found += end - begin
+        taken += end - begin
         place = end + context - left
-    while found < quota:
+    while taken < quota:
         place = int(rng.integers(size))
-        found += not chosen[place]
+        taken += not chosen[place]
         chosen[place] = True
     return chosen[::-1] if backwards else chosen
 

@@ -234,8 +234,8 @@ class XLNetStreams(BaseFormat):
         limit = min(place + room, last)
         if place >= limit:
             return min(place, last)
-        found = np.flatnonzero(stream.read(place, limit).sentences)
-        return place + int(found[0]) if len(found) else limit
+        starts = np.flatnonzero(stream.read(place, limit).sentences)
+        return place + int(starts[0]) if len(starts) else limit
 
     @staticmethod
     def _sentence_begin(stream: Stream, place: int) -> int:
@@ -243,9 +243,9 @@ class XLNetStreams(BaseFormat):
         stop, size = place + 1, 64
         while True:
             start = max(0, stop - size)
-            found = np.flatnonzero(stream.read(start, stop).sentences)
-            if len(found) and start + int(found[-1]) > 0:
-                return start + int(found[-1])
+            starts = np.flatnonzero(stream.read(start, stop).sentences)
+            if len(starts) and start + int(starts[-1]) > 0:
+                return start + int(starts[-1])
             if start == 0:
                 return 0
             stop, size = start, 2 * size

@@ -60,8 +60,8 @@ class Shortened(NamedTuple):
 
     def places(self, places: np.ndarray) -> np.ndarray:
         """Places in the shortened text as places in the whole one."""
-        found = places + self.removed[np.searchsorted(self.ends, places, side="right")]
-        return found.astype(places.dtype)
+        originals = places + self.removed[np.searchsorted(self.ends, places, side="right")]
+        return originals.astype(places.dtype)
 
 
 def shortened(text: str, most: int) -> Shortened:
@@ -71,13 +71,13 @@ def shortened(text: str, most: int) -> Shortened:
     """
     parts, ends, removed = [], [], [0]
     last = size = 0
-    for found in re.finditer(f"{_LETTERS}{{{most + 2},}}", text):
-        end = found.start() + most + 1
+    for match in re.finditer(f"{_LETTERS}{{{most + 2},}}", text):
+        end = match.start() + most + 1
         parts.append(text[last:end])
         size += end - last
         ends.append(size)
-        removed.append(removed[-1] + found.end() - end)
-        last = found.end()
+        removed.append(removed[-1] + match.end() - end)
+        last = match.end()
     parts.append(text[last:])
     return Shortened("".join(parts), np.array(ends, np.int64), np.array(removed, np.int64))
 
@@ -143,8 +143,8 @@ class ChunkEncoder:
         """The first place from ``place`` on where the tokens before do not depend on what follows; the end if there is
         none.
         """
-        found = _BORDERS[self.mode].search(text, place)
-        return len(text) if found is None else found.start()
+        match = _BORDERS[self.mode].search(text, place)
+        return len(text) if match is None else match.start()
 
     def _cut(self, text: str) -> tuple[list[str], int]:
         """Chunks of ``text`` and the characters between two of them; no chunks if it must be tokenized whole."""

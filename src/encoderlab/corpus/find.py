@@ -176,9 +176,9 @@ def _files_below(folder: Path) -> list[Path]:
             continue
         seen.add(real)
         if is_dataset(Path(place)):
-            found = [file for split in dataset_files(Path(place)).values() for file in split]
-            log.info("%s: a dataset of Hugging Face's datasets, %d files", place, len(found))
-            files += found
+            dataset = [file for split in dataset_files(Path(place)).values() for file in split]
+            log.info("%s: a dataset of Hugging Face's datasets, %d files", place, len(dataset))
+            files += dataset
             folders.clear()
             continue
         folders[:] = sorted(name for name in folders if not name.startswith("."))

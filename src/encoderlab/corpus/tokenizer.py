@@ -139,16 +139,16 @@ class Tokenizer:
         end before its text does. What is read ends where the tokens before do not depend on what follows.
         """
         texts = list(texts)
-        found: list[Encoding | None] = [None] * len(texts)
+        encodings: list[Encoding | None] = [None] * len(texts)
         left, length = list(range(len(texts))), None if limit is None else CHARACTERS * (limit + 1)
         while left:
             heads = [texts[i] if length is None else self._head(texts[i], length) for i in left]
             for i, head, encoding in zip(left, heads, self._encode_batch(heads), strict=True):
                 if limit is None or len(encoding) > limit or len(head) == len(texts[i]):
-                    found[i] = encoding
-            left = [i for i in left if found[i] is None]
+                    encodings[i] = encoding
+            left = [i for i in left if encodings[i] is None]
             length = None if length is None else 8 * length
-        return [encoding for encoding in found if encoding is not None]
+        return [encoding for encoding in encodings if encoding is not None]
 
     def _head(self, text: str, length: int) -> str:
         """The beginning of ``text``, of ``length`` characters or a few more; all of it where it cannot be cut."""
@@ -174,24 +174,24 @@ class Tokenizer:
 
     def _encode_batch(self, texts: list[str]) -> list[Encoding]:
         """:meth:`encode_batch` of whole texts, a group at a time, since the encodings of the library are large."""
-        found: list[Encoding] = []
+        encodings: list[Encoding] = []
         begin = size = 0
         for end, text in enumerate(texts, start=1):
             size += len(text)
             if size > GROUP or end == len(texts):
-                found += self._encode_group(texts[begin:end])
+                encodings += self._encode_group(texts[begin:end])
                 begin, size = end, 0
-        return found
+        return encodings
 
     def _encode_group(self, texts: list[str]) -> list[Encoding]:
         most = self._longest_word
         if most is None or max(map(len, texts)) <= LONG:
             return self._encode_whole(texts)
         parts = [shortened(text, most) for text in texts]
-        found = self._encode_whole([part.text for part in parts])
+        encodings = self._encode_whole([part.text for part in parts])
         return [
             dataclasses.replace(one, offsets=part.places(one.offsets)) if len(part.ends) else one
-            for one, part in zip(found, parts, strict=True)
+            for one, part in zip(encodings, parts, strict=True)
         ]
 
     def _encode_whole(self, texts: list[str]) -> list[Encoding]:
@@ -308,7 +308,7 @@ class Tokenizer:
         add_special: bool = False,
     ) -> Tokenizer:
         """Read a tokenizer folder, or one file: see :func:`encoderlab.corpus.vocabularies.read`."""
-        found = vocabularies.read(
+        parts = vocabularies.read(
             Path(path),
             merges=Path(merges) if merges else None,
             family=family,
@@ -316,7 +316,7 @@ class Tokenizer:
             add_special=add_special,
         )
         try:
-            return cls(found.backend, found.special_tokens, found.options)
+            return cls(parts.backend, parts.special_tokens, parts.options)
         except DataError as error:
             raise DataError(f"{path}: {error}") from None
 

@@ -98,27 +98,27 @@ def read(
     if meant in _FAIRSEQ:
         config.fairseq, meant = meant, "roberta"
     if suffix == "json":
-        found = _read_json(file, merges, config)
+        vocabulary = _read_json(file, merges, config)
     elif suffix == "txt":
-        found = _read_wordpiece(file, lowercase, config)
+        vocabulary = _read_wordpiece(file, lowercase, config)
     elif suffix == "model":
-        found = _read_sentencepiece(file, meant, lowercase, config)
+        vocabulary = _read_sentencepiece(file, meant, lowercase, config)
     else:
         raise DataError(f"{file}: not a vocabulary; give {_NAMES}")
-    _add_tokens(found.backend, config.added, path)
-    if family is None and found.framing is not None:
-        config.framing = found.framing
-    special_tokens = _special_tokens(found, config, meant)
-    missing = [name for name in special_tokens.roles().values() if found.backend.token_to_id(name) is None]
+    _add_tokens(vocabulary.backend, config.added, path)
+    if family is None and vocabulary.framing is not None:
+        config.framing = vocabulary.framing
+    special_tokens = _special_tokens(vocabulary, config, meant)
+    missing = [name for name in special_tokens.roles().values() if vocabulary.backend.token_to_id(name) is None]
     # DeBERTa's own loader appends [MASK] to its SentencePiece model.
     if missing and (
         add_special or (suffix == "model" and missing == [special_tokens.mask] and special_tokens.cls == "[CLS]")
     ):
-        kind = KINDS[type(found.backend.model).__name__]
-        found.backend.add_special_tokens(
+        kind = KINDS[type(vocabulary.backend.model).__name__]
+        vocabulary.backend.add_special_tokens(
             [token for token in special_tokens.added_tokens(kind) if token.content in missing]
         )
-    return TokenizerParts(found.backend, special_tokens, found.options)
+    return TokenizerParts(vocabulary.backend, special_tokens, vocabulary.options)
 
 
 _NAMES = "vocab.txt, vocab.json with merges.txt, a SentencePiece .model, or tokenizer.json"
@@ -223,16 +223,16 @@ def _add_tokens(backend: tokenizers.Tokenizer, added: list[tuple[str, int]], pat
                 )
 
 
-def _special_tokens(found: _VocabularyFile, config: _Config, family: str | None) -> SpecialTokens:
+def _special_tokens(vocabulary: _VocabularyFile, config: _Config, family: str | None) -> SpecialTokens:
     """The family's special tokens, with the names that the folder gives; by the vocabulary where neither is known."""
-    special_tokens = FAMILIES[family].special_tokens if family else guess(found.backend)
+    special_tokens = FAMILIES[family].special_tokens if family else guess(vocabulary.backend)
     special_tokens = dataclasses.replace(special_tokens, **config.tokens)  # type: ignore[arg-type]
     if config.framing:
         special_tokens = dataclasses.replace(special_tokens, framing=config.framing)
-    if special_tokens.eod is not None and found.backend.token_to_id(special_tokens.eod) is None:
+    if special_tokens.eod is not None and vocabulary.backend.token_to_id(special_tokens.eod) is None:
         special_tokens = dataclasses.replace(special_tokens, eod=None)
-    added = sorted(found.backend.get_added_tokens_decoder().items())
-    special = (*found.control, *(token.content for _, token in added if token.special))
+    added = sorted(vocabulary.backend.get_added_tokens_decoder().items())
+    special = (*vocabulary.control, *(token.content for _, token in added if token.special))
     others = tuple(dict.fromkeys(name for name in special if name not in special_tokens.roles().values()))
     return dataclasses.replace(special_tokens, others=others)
 

@@ -50,8 +50,8 @@ def networks(
             for part in ("generator", "discriminator")
         }
         return {
-            part: networks(data.get(part, data), found, source, allow_missing=allow_missing)["model"]
-            for part, found in parts.items()
+            part: networks(data.get(part, data), layers, source, allow_missing=allow_missing)["model"]
+            for part, layers in parts.items()
         }
     released = any(name.endswith("attention.self.in_proj.weight") for name in tensors)
     left_out = ("backbone", "embedding_sharing", "rtd_lambda", "pooling")

@@ -52,13 +52,13 @@ def read(path: Path, *, allow_missing: bool = False) -> Models:
         )
     fields = Fields(settings, str(source))
     config = _config(fields, words, positions)
-    found = [
+    scopes = [
         match[1] for name in weights if (match := re.fullmatch(r"(classification_heads\..+)\.out_proj\.weight", name))
     ]
-    if len(found) == 1:
-        labels = len(weights[f"{found[0]}.out_proj.weight"])
+    if len(scopes) == 1:
+        labels = len(weights[f"{scopes[0]}.out_proj.weight"])
         config = replace(config, task=_classification(fields, labels), labels=heads.unnamed(labels))
-        name_table = replace(name_table, rules=(*name_table.rules, *name_tables.fairseq_head(found[0])))
+        name_table = replace(name_table, rules=(*name_table.rules, *name_tables.fairseq_head(scopes[0])))
     return {"model": assemble(config, weights, name_table, source, allow_missing=allow_missing)}
 
 

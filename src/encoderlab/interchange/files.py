@@ -87,12 +87,12 @@ def fields_beside(folder: Path, name: str) -> Fields:
     """
     path = folder / name
     if not path.exists():
-        found = sorted(folder.glob("*config*.json"))
-        if len(found) != 1:
+        configs = sorted(folder.glob("*config*.json"))
+        if len(configs) != 1:
             raise DataError(
                 f"{folder}: has no {name}, which gives the checkpoint's sizes; copy its configuration there"
             )
-        path = found[0]
+        path = configs[0]
     return read_fields(path)
 
 
@@ -271,7 +271,7 @@ def find_file(path: Path) -> Path:
         return path
     if (path / PICKLED).exists():  # a release also has vocabulary and generator
         return path / PICKLED
-    found = sorted(file for kind in ("*.bin", "*.pt", "*.safetensors") for file in path.glob(kind))
-    if len(found) != 1:
-        raise DataError(f"{path}: has {len(found)} .bin, .pt or .safetensors files; name the one to read")
-    return found[0]
+    weights = sorted(file for kind in ("*.bin", "*.pt", "*.safetensors") for file in path.glob(kind))
+    if len(weights) != 1:
+        raise DataError(f"{path}: has {len(weights)} .bin, .pt or .safetensors files; name the one to read")
+    return weights[0]

@@ -119,8 +119,8 @@ def own_card(model: Model, place: Path) -> str | None:
     """The model card that lies in a model or run folder; None where there is none, or only the one that
     :func:`save` writes.
     """
-    found = (folder / "README.md" for folder in (place / "model", place))
-    path = next((path for path in found if path.is_file()), None)
+    cards = (folder / "README.md" for folder in (place / "model", place))
+    path = next((path for path in cards if path.is_file()), None)
     text = None if path is None else path.read_text(encoding="utf-8", errors="replace")
     return None if text == _card(model) else text
 

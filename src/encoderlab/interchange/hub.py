@@ -75,9 +75,9 @@ def fetch(repo: str, revision: str | None = None) -> Path:
             raise _explained(error, name, repo, file) from None
         if known is None:
             _check(path, files[file], name)
-    found = _cached(repo, about.sha)
-    assert found is not None
-    return found
+    snapshot = _cached(repo, about.sha)
+    assert snapshot is not None
+    return snapshot
 
 
 def _wanted(files: Sequence[str], name: str) -> list[str]:
@@ -103,10 +103,10 @@ def _in_cache(repo: str, file: str, revision: str | None) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
     try:
-        found = try_to_load_from_cache(repo, file, revision=revision)
+        cached = try_to_load_from_cache(repo, file, revision=revision)
     except ValueError:  # not a name, which the Hub's own answer says better
         return None
-    return Path(found) if isinstance(found, str) else None
+    return Path(cached) if isinstance(cached, str) else None
 
 
 def _cached(repo: str, revision: str | None) -> Path | None:
@@ -132,12 +132,12 @@ def _check(path: Path, about: Any, name: str) -> None:
     """
     with path.open("rb") as file:
         if about.lfs is not None:
-            kind, expected, found = "SHA-256", about.lfs["sha256"], hashlib.file_digest(file, "sha256").hexdigest()
+            kind, expected, actual = "SHA-256", about.lfs["sha256"], hashlib.file_digest(file, "sha256").hexdigest()
         else:
             content = file.read()
             kind, expected = "SHA-1", about.blob_id
-            found = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
-    if expected is not None and found != expected:
+            actual = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+    if expected is not None and actual != expected:
         path.resolve().unlink(missing_ok=True)
         path.unlink(missing_ok=True)
         raise DataError(

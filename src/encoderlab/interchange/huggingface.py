@@ -213,19 +213,19 @@ def _fit_tokenizer(path: Path, config: ModelConfig) -> None:
 def _additions(config: ModelConfig, model_type: str) -> dict[str, Tensor]:
     """Tensors that ``transformers`` has and we lack, with values that change nothing."""
     encoder = config.encoder
-    found = {}
+    more = {}
     if isinstance(encoder.position, Absolute) and not encoder.types and model_type != "distilbert":
         name = f"{NAME_TABLES[model_type].prefix}embeddings.token_type_embeddings.weight"
-        found[name] = torch.zeros(1, encoder.word_width)
+        more[name] = torch.zeros(1, encoder.word_width)
     if model_type == "albert" and encoder.word_width == encoder.width and not encoder.embed_map:
         name = "albert.encoder.embedding_hidden_mapping_in"
-        found |= {f"{name}.weight": torch.eye(encoder.width), f"{name}.bias": torch.zeros(encoder.width)}
+        more |= {f"{name}.weight": torch.eye(encoder.width), f"{name}.bias": torch.zeros(encoder.width)}
     if model_type == "xlnet" and not config.mask_vector:  # only pretraining reads it
-        found["transformer.mask_emb"] = torch.zeros(1, 1, encoder.width)
+        more["transformer.mask_emb"] = torch.zeros(1, 1, encoder.width)
     if model_type == "transfo-xl":
         steps = torch.arange(0, encoder.width, 2, dtype=torch.float32)
-        found["transformer.pos_emb.inv_freq"] = 10000.0 ** (-steps / encoder.width)
-    return found
+        more["transformer.pos_emb.inv_freq"] = 10000.0 ** (-steps / encoder.width)
+    return more
 
 
 def _more_fields(model: Model, config: ModelConfig, form: configs.Format) -> dict[str, Any]:

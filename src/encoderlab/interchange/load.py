@@ -63,8 +63,8 @@ def load_pair(path: str | os.PathLike[str]) -> tuple[Model, Model | None]:
     folder = resolve(path)
     for candidate in (folder, folder / "model"):
         if is_pair(candidate):
-            found = read_pair(candidate)
-            return found["discriminator"], found["generator"]
+            models = read_pair(candidate)
+            return models["discriminator"], models["generator"]
     return load(folder), None
 
 
@@ -147,9 +147,9 @@ def read(path: Path, *, kind: Source | None = None, allow_missing: bool = False)
     except ConfigError as error:  # the checkpoint's configuration is not valid
         raise DataError(f"{path}: {error}") from None
     family = next(iter(models.values())).config.family
-    found = find_tokenizer(path if path.is_dir() else path.parent, family)
+    tokenizer = find_tokenizer(path if path.is_dir() else path.parent, family)
     for model in models.values():
-        reading.give_tokenizer(model, found, path)
+        reading.give_tokenizer(model, tokenizer, path)
     return models
 
 

@@ -188,19 +188,19 @@ def read(
     """
     rules = list(name_table.bound(expected, config))
     known = {name for rule in rules for name in (*rule.theirs, *rule.ties, *rule.dialect)}
-    found = normalized(name_table, tensors, known, source=source)
+    theirs = normalized(name_table, tensors, known, source=source)
     result, used = MatchedWeights(), set()
     covered = set()
     for rule in rules:
         choices = (rule.theirs, rule.dialect, *((tie,) for tie in rule.ties))
-        given = [names for names in choices if names and all(name in found for name in names)]
+        given = [names for names in choices if names and all(name in theirs for name in names)]
         if not given:
             continue
         covered.add(rule.ours)
         used |= {*rule.theirs, *rule.ties, *rule.dialect}
         for name in (name for names in given for name in names):
-            check_precision(name, found[name], source)
-        first, *others = ([found[name] for name in names] for names in given)
+            check_precision(name, theirs[name], source)
+        first, *others = ([theirs[name] for name in names] for names in given)
         value = _read_one(rule, first, expected[rule.ours], config)
         if value is None:
             shapes = " and ".join(str(tuple(part.shape)) for part in first)
@@ -216,7 +216,7 @@ def read(
                 )
         result.weights[rule.ours] = value.to(torch.float32).contiguous()
     result.missing = [name for name in expected if name not in covered]
-    result.unexpected = sorted(name for name in found if name not in used and not is_ignored(name_table, name))
+    result.unexpected = sorted(name for name in theirs if name not in used and not is_ignored(name_table, name))
     return result
 
 

@@ -49,11 +49,11 @@ def resolve(place: str | os.PathLike[str], *, run: Path | None = None) -> Path:
         return path
     if path.with_name(path.name + ".index").exists():  # the prefix of a TensorFlow checkpoint
         return path
-    if name in (found := installed()):
-        return found[name]
+    if name in (models := installed()):
+        return models[name]
     match = _HUB_NAME.fullmatch(name)
     if match is None and len(path.parts) == 1:
-        known = f"those that come with encoderlab are {', '.join(found)}" if found else "none comes with encoderlab"
+        known = f"those that come with encoderlab are {', '.join(models)}" if models else "none comes with encoderlab"
         raise DataError(
             f"{name}: no such file or folder, and no model of that name is installed ({known}); give a model folder, a "
             "run folder, or org/name of the Hugging Face Hub"
@@ -106,13 +106,13 @@ def installed() -> dict[str, Path]:
 
 def _first(run: Path) -> dict[str, str]:
     """The commits that the first sessions of a run folder, or of the runs within it, wrote down."""
-    found: dict[str, str] = {}
+    pinned: dict[str, str] = {}
     for path in sorted(run.rglob(PROVENANCE)):
         try:
-            found = json.loads(path.read_bytes())["sessions"][0].get("models", {}) | found
+            pinned = json.loads(path.read_bytes())["sessions"][0].get("models", {}) | pinned
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             continue  # who resumes the run says that it is damaged
-    return found
+    return pinned
 
 
 @functools.cache

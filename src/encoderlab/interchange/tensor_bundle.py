@@ -155,16 +155,16 @@ def find_prefix(path: Path) -> Path:
     """
     path = Path(path)
     if path.is_dir():
-        found = sorted(path.glob("*.index"))
+        indexes = sorted(path.glob("*.index"))
         latest = path / "checkpoint"
-        if len(found) > 1 and latest.is_file():
+        if len(indexes) > 1 and latest.is_file():
             match = re.search(r'^model_checkpoint_path: "(.+)"', latest.read_text(encoding="utf-8"), re.MULTILINE)
-            found = [file for file in found if match and file.name == Path(match[1]).name + ".index"] or found
-        if len(found) == 1:
-            return found[0].with_suffix("")
-        names = ", ".join(file.name for file in found[:4])
+            indexes = [file for file in indexes if match and file.name == Path(match[1]).name + ".index"] or indexes
+        if len(indexes) == 1:
+            return indexes[0].with_suffix("")
+        names = ", ".join(file.name for file in indexes[:4])
         raise DataError(
-            f"{path}: {'has several checkpoints (' + names + '); name one' if found else 'has no *.index file'}"
+            f"{path}: {'has several checkpoints (' + names + '); name one' if indexes else 'has no *.index file'}"
         )
     prefix = path.with_name(re.sub(r"\.(index|meta|data-\d{5}-of-\d{5})$", "", path.name))
     if not prefix.with_name(prefix.name + ".index").is_file():
@@ -228,13 +228,13 @@ def _block_handle(data: bytes, position: int) -> tuple[tuple[int, int], int]:
 
 def _fields(message: bytes, path: Path) -> dict[int, list]:
     """The values of every field of a message by its number. Integers that may be negative never occur here."""
-    found: dict[int, list] = {}
+    values: dict[int, list] = {}
     try:
         for number, value in fields(message):
-            found.setdefault(number, []).append(value)
+            values.setdefault(number, []).append(value)
     except ValueError:
         raise DataError(f"{path}: damaged checkpoint index (unreadable entry); copy it again") from None
-    return found
+    return values
 
 
 def _differs(data: bytes, stored: int) -> bool:

@@ -106,13 +106,13 @@ def _xlnet(fields: Fields, tensors: dict[str, Tensor]) -> tuple[ModelConfig, nam
     if "start_logits/dense/kernel" in tensors:
         head = replace(config, task=Span(form="beam", dropout=0.1))
         return head, replace(name_table, rules=(*name_table.rules, *name_tables.XLNET_TF_SPAN))
-    found = [match[1] for name in tensors if (match := XLNET_SCORES.fullmatch(name))]
-    if len(found) != 1 or "model/sequnece_summary/summary/kernel" not in tensors:
+    scorers = [match[1] for name in tensors if (match := XLNET_SCORES.fullmatch(name))]
+    if len(scorers) != 1 or "model/sequnece_summary/summary/kernel" not in tensors:
         return config, name_table
-    count = tensors[f"{found[0]}/kernel"].shape[-1]
-    labels = heads.CHOICES if found[0] == "logits/dense" else heads.unnamed(count)
+    count = tensors[f"{scorers[0]}/kernel"].shape[-1]
+    labels = heads.CHOICES if scorers[0] == "logits/dense" else heads.unnamed(count)
     config = replace(config, task=Classification(labels=count, summary="dense"), labels=labels)
-    return config, replace(name_table, rules=(*name_table.rules, *name_tables.xlnet_tf_classifier(found[0])))
+    return config, replace(name_table, rules=(*name_table.rules, *name_tables.xlnet_tf_classifier(scorers[0])))
 
 
 def _read_electra(tensors: Mapping[str, Tensor], source: Path, *, allow_missing: bool) -> Models:
@@ -122,7 +122,7 @@ def _read_electra(tensors: Mapping[str, Tensor], source: Path, *, allow_missing:
     heads. The number of heads, which shapes do not tell, may be given in ``generator_config.json`` and
     ``discriminator_config.json``.
     """
-    found: Models = {}
+    models: Models = {}
     one = not any(key.startswith("generator/encoder/") for key in tensors)
     joint = one and "generator_predictions/dense/kernel" in tensors
     for name, scope in (("generator", "generator"), ("discriminator", "electra")):
@@ -145,10 +145,10 @@ def _read_electra(tensors: Mapping[str, Tensor], source: Path, *, allow_missing:
         name_table = (name_tables.electra_tf_grouped if grouped else name_tables.electra_tf)(
             generator=scope == "generator", joint=joint, embeddings=embeddings
         )
-        found[name] = assemble(config, tensors, name_table, source, allow_missing=allow_missing)
-    if not found:
+        models[name] = assemble(config, tensors, name_table, source, allow_missing=allow_missing)
+    if not models:
         raise DataError(f"{source}: has the embeddings of ELECTRA but no layers; copy it again from its source")
-    return found if "generator" in found else {"model": found["discriminator"]}
+    return models if "generator" in models else {"model": models["discriminator"]}
 
 
 def _electra_config(tensors: Mapping[str, Tensor], scope: str, embeddings: str) -> ModelConfig:
@@ -206,11 +206,11 @@ def _transformer_xl(fields: Fields, tensors: Mapping[str, Tensor]) -> tuple[Mode
     clusters = range(len(adaptive.cutoffs) + 1)
     own = [out_of % i in tensors for i in clusters]
     tied: TiedMaps = "none" if any(own[1:]) else "all_but_first" if own[0] else "all"
-    found = dict(tensors)
+    completed = dict(tensors)
     if adaptive.divisor > 1 and fields.data.get("proj_same_dim") is False:
         for i in clusters:
             if encoder.word_width // adaptive.divisor**i == encoder.width:
                 for name in [into % i, *([out_of % i] if tied == "none" else [])]:
-                    found.setdefault(name, torch.eye(encoder.width))
+                    completed.setdefault(name, torch.eye(encoder.width))
     adaptive = replace(adaptive, tied_projections=tied)
-    return replace(config, encoder=replace(encoder, adaptive=adaptive)), found
+    return replace(config, encoder=replace(encoder, adaptive=adaptive)), completed

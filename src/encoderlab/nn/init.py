@@ -76,32 +76,32 @@ def _redraw_tails(values: torch.Tensor, deviation: float, generator: torch.Gener
 
 def _exceptions(model: nn.Module, encoder: Encoder) -> dict[int, float | str]:
     """Standard deviation, or "glorot", by id of the parameter."""
-    found: dict[int, float | str] = {}
+    scales: dict[int, float | str] = {}
     if encoder.config.glorot_map and encoder.embeddings.map is not None:
-        found[id(encoder.embeddings.map.weight)] = "glorot"
+        scales[id(encoder.embeddings.map.weight)] = "glorot"
     if encoder.config.scaled_init:
-        found |= _scaled(model, encoder.config)
+        scales |= _scaled(model, encoder.config)
     for module in model.modules():
         if hasattr(module, "depthwise") and isinstance(module.depthwise, nn.Parameter):
-            found[id(module.depthwise)] = 1.0 / module.depthwise.shape[1]
+            scales[id(module.depthwise)] = 1.0 / module.depthwise.shape[1]
         if isinstance(module, RTDHead) and encoder.config.truncated_init:
-            found[id(module.out.weight)] = "glorot"
+            scales[id(module.out.weight)] = "glorot"
         if isinstance(module, (ClassificationHead, TaggingHead)) and module.config.glorot:
-            found[id(module.out.weight)] = "glorot"
+            scales[id(module.out.weight)] = "glorot"
         if isinstance(module, SpanHead) and module.config.form == "conditional":
-            found |= {id(p): "glorot" for p in module.parameters() if p.ndim == 2}
+            scales |= {id(p): "glorot" for p in module.parameters() if p.ndim == 2}
         if isinstance(module, AdaptiveLMHead):
-            found |= {id(p): 0.01 for p in module.maps.values()}
+            scales |= {id(p): 0.01 for p in module.maps.values()}
     if encoder.embeddings.clusters is not None and encoder.embeddings.clusters.maps is not None:
-        found |= {id(p): 0.01 for p in encoder.embeddings.clusters.maps}
-    return found
+        scales |= {id(p): 0.01 for p in encoder.embeddings.clusters.maps}
+    return scales
 
 
 def _scaled(model: nn.Module, config: EncoderConfig) -> dict[int, float | str]:
     """The deviations of ``scaled_init``, by id of the parameter."""
     deviation = config.init_std / math.sqrt(2 * config.depth)
     maps: list[nn.Module | None] = []
-    found: dict[int, float | str] = {}
+    scales: dict[int, float | str] = {}
     for module in model.modules():
         if isinstance(module, Block):
             maps += [module.attention.out, module.feed_forward.down]
@@ -109,5 +109,5 @@ def _scaled(model: nn.Module, config: EncoderConfig) -> dict[int, float | str]:
             maps.append(module.dense)
         prediction = getattr(module, "prediction", None)
         if isinstance(prediction, PredictionHead) and isinstance(module, (ClassificationHead, TaggingHead, SpanHead)):
-            found[id(module.out.weight)] = config.width**-0.5
-    return found | {id(one.weight): deviation for one in maps if one is not None}
+            scales[id(module.out.weight)] = config.width**-0.5
+    return scales | {id(one.weight): deviation for one in maps if one is not None}

@@ -43,10 +43,10 @@ def with_heads(
     """
     out = dict(weights)
     for name, tensor in weights.items():
-        found = _NAME.fullmatch(name)
-        if found is None or (place := _HEADS_IN.get(found[2])) is None:
+        match = _NAME.fullmatch(name)
+        if match is None or (place := _HEADS_IN.get(match[2])) is None:
             continue
-        chosen = torch.tensor(kept[int(found[1])])
+        chosen = torch.tensor(kept[int(match[1])])
         # The heads of every part side by side: of queries, keys and values, or of the rows of a table.
         parts = tensor.shape[0] if place else max(tensor.shape[0] // (heads * width), 1)
         picked = tensor.reshape(parts, heads, -1)[:, chosen.clamp(min=0)]

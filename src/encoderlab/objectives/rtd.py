@@ -138,8 +138,8 @@ class ReplacedTokenDetection(Objective):
         replaced = Term(no_loss(samples), len(targets), 0.0, (samples != targets).sum())
         if alternating:
             return {"mlm": generated, "replaced": replaced}, (corrupted,)
-        found = self._discriminate(batch, corrupted, chosen, noise)
-        return {"mlm": generated, "rtd": found, "replaced": replaced}, None
+        term = self._discriminate(batch, corrupted, chosen, noise)
+        return {"mlm": generated, "rtd": term, "replaced": replaced}, None
 
     def models(self) -> dict[str, Model]:
         return {"generator": self.generator, "discriminator": self.discriminator}

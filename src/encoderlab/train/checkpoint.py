@@ -174,10 +174,10 @@ def found_in(path: Path) -> Path | None:
         return path
     if (path / "model").exists() or not _by_age(path / "checkpoints"):
         return None
-    found, damaged = newest(path / "checkpoints")
-    if found is None:
+    folder, damaged = newest(path / "checkpoints")
+    if folder is None:
         raise DataError(f"{damaged[0][1]}; no older checkpoint is intact")
-    return found
+    return folder
 
 
 def put_aside(folder: Path) -> None:

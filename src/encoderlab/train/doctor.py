@@ -20,8 +20,8 @@ WATCHED = 1000  # newest lines of metrics that are read while training
 
 def diagnose(evidence: Evidence) -> list[Finding]:
     """All findings, errors first."""
-    found = [finding for check in CHECKS if (finding := check(evidence)) is not None]
-    return sorted(found, key=lambda finding: finding.level != "error")
+    findings = [finding for check in CHECKS if (finding := check(evidence)) is not None]
+    return sorted(findings, key=lambda finding: finding.level != "error")
 
 
 class Watch:
@@ -40,9 +40,9 @@ class Watch:
         if not self.train:
             return []
         evidence = Evidence(list(self.train), list(self.valid), self.recipe, reference=self.reference)
-        found = [finding for finding in diagnose(evidence) if finding.name not in self.reported]
-        self.reported |= {finding.name for finding in found}
-        return found
+        findings = [finding for finding in diagnose(evidence) if finding.name not in self.reported]
+        self.reported |= {finding.name for finding in findings}
+        return findings
 
 
 def examine(run: Path, corpus: Path | None = None) -> list[Finding]:

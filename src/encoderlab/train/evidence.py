@@ -190,9 +190,9 @@ def frozen_matrices(run: Path) -> list[str]:
     moments = {name.removeprefix(SQUARES): bool(t.any()) for name, t in carried.items() if name.startswith(SQUARES)}
     if not any(moments.values()):  # no update yet
         return []
-    found = []
+    frozen = []
     for name, tensor in checkpoint.read_tensors(newest / checkpoint.WEIGHTS).items():
         waits = name in moments and any(part in HEADS for part in name.split("."))
         if tensor.ndim > 1 and not moments.get(name, False) and not waits:
-            found.append(name)
-    return found
+            frozen.append(name)
+    return frozen

@@ -478,30 +478,30 @@ class _Run:
         step = int(self.world.agree(self._find))
         written: tuple[int, str | None] = (0, None)
         if step >= 0:
-            found = self.checkpoints / checkpoint.name(step)
-            state = checkpoint.read_json(found / checkpoint.STATE)
-            checkpoint.load_weights(self.engine.objective, found)
-            self.engine.restore(checkpoint.read_tensors(found / checkpoint.CARRIED), state["engine"])
+            saved = self.checkpoints / checkpoint.name(step)
+            state = checkpoint.read_json(saved / checkpoint.STATE)
+            checkpoint.load_weights(self.engine.objective, saved)
+            self.engine.restore(checkpoint.read_tensors(saved / checkpoint.CARRIED), state["engine"])
             self.engine.tally.restore(state["window"], self.world)
             self.place = Place(**state["place"])
             self.feed = Feed(self.data.source, state["source"])
             self.validation = state["validation"]
             written = state["metrics_bytes"], state.get("metrics_sha256")
-            self.journal.note(f"resuming from {found}")
+            self.journal.note(f"resuming from {saved}")
         self.journal.resume(self.place.step, *written)
 
     def _find(self) -> int:
         """The step of the newest whole checkpoint, -1 if there is none. Damaged ones are renamed."""
-        found, damaged = checkpoint.newest(self.checkpoints)
-        if found is None and not damaged:
+        newest, damaged = checkpoint.newest(self.checkpoints)
+        if newest is None and not damaged:
             self._check_unsaved()
-        if damaged and found is None:
+        if damaged and newest is None:
             raise DataError(f"{damaged[0][1]}; no older checkpoint is intact: delete {self.checkpoints} to begin again")
         for folder, why in damaged:
-            assert found is not None
-            self.journal.warn(f"{why}; continuing from {found.name}")
+            assert newest is not None
+            self.journal.warn(f"{why}; continuing from {newest.name}")
             checkpoint.put_aside(folder)
-        return -1 if found is None else int(found.name.removeprefix("step-"))
+        return -1 if newest is None else int(newest.name.removeprefix("step-"))
 
     def _check_unsaved(self) -> None:
         """Report that a run without checkpoints begins again; refuse it if a link to a lost checkpoint exists.
