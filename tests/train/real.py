@@ -36,7 +36,7 @@ from encoderlab.objectives.vocabulary import Vocabulary
 from encoderlab.train.corpus_data import LoaderSource
 from encoderlab.train.data import Data
 from encoderlab.train.loop import train
-from encoderlab.train.optim import Muon
+from encoderlab.train.optim import Lamb, Muon, StableAdamW
 from encoderlab.train.recipe import Budget, Checkpoints, Execution, Phase, Recipe, WeightAverage
 from encoderlab.train.schedule import Constant
 from tests.batches.memory_corpus import MemoryCorpus
@@ -89,6 +89,8 @@ CASES: dict[str, tuple[str, Callable[[Recipe], Objective], dict[str, Any]]] = {
     "hybrid": ("roberta-tiny", _hybrid, {}),
     "average": ("bert-tiny", _mlm, {"average": WeightAverage(decay=0.7)}),
     "muon": ("bert-tiny", _mlm, {"optim": Muon(lr=1e-3, eps=1e-4)}),
+    "lamb": ("bert-tiny", _mlm, {"optim": Lamb(lr=1e-3)}),
+    "stable": ("bert-tiny", _mlm, {"optim": StableAdamW(lr=1e-3, eps=1e-4)}),
     "rtd": ("electra-tiny", _rtd, {}),
     "rtd-gdes": ("deberta-v3-tiny", _rtd, {}),
     "rtd-alternating": ("deberta-v3-tiny", _rtd, {"objective": ALTERNATING}),
@@ -98,7 +100,7 @@ CASES: dict[str, tuple[str, Callable[[Recipe], Objective], dict[str, Any]]] = {
 }
 
 
-SHARDED = [case for case in CASES if case != "muon"]  # Muon needs whole tensors
+SHARDED = [case for case in CASES if case != "muon"]  # Muon needs whole matrices
 
 
 class Doomed(LoaderSource):
@@ -133,6 +135,7 @@ def run(
     recipe = replace(
         recipe,
         model=small(name),
+        generator=None if recipe.generator is None else small(f"{name}-generator"),
         budget=Budget(amount=STEPS),
         phases=(Phase(length=24, rows=8),),
         schedule=Constant(),

@@ -16,9 +16,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from encoderlab.errors import ConfigError, EncoderlabError, Stopped
+from encoderlab.cli import main
+from encoderlab.errors import ConfigError, DataError, EncoderlabError, Stopped
 from encoderlab.train import loop
-from encoderlab.train.distributed import World, join
+from encoderlab.train.distributed import World, join, spread
 from encoderlab.train.recipe import Budget, Execution, Phase
 from tests.train.toy import RECIPE, metrics, run, start, tensors
 
@@ -91,6 +92,60 @@ def test_two_processes_in_micro_batches(tmp_path: Path, alone: Path, parallel: s
     assert_close(tmp_path, alone)
 
 
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_gradients_exchanged_in_bf16(tmp_path: Path, alone: Path, parallel: str) -> None:
+    """The run of before, but for gradients of 8 bits: near it, and not the same."""
+    finish(tmp_path, {"execution.parallel": parallel, "exchange": "bf16"}, 2)
+    ours, theirs = metrics(tmp_path), metrics(alone)
+    first, last = ({line["step"]: line for line in lines if line["split"] == "train"} for lines in (ours, theirs))
+    assert first[1]["loss"] == pytest.approx(last[1]["loss"], rel=1e-5), "before the first update"
+    assert first[8]["loss"] != last[8]["loss"] and first[8]["loss"] == pytest.approx(last[8]["loss"], rel=5e-3)
+
+
+def test_buckets_leave_while_the_backward_pass_computes(tmp_path: Path) -> None:
+    """Gradients of the last layers are sent before those of the first are computed."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    try:
+        layers = torch.nn.Sequential(*(torch.nn.Linear(700, 700) for _ in range(8)))
+        spread_module = spread(layers, World(0, 2, torch.device("cpu")), "ddp")
+        order: list[str] = []
+        layers[0].register_full_backward_hook(lambda *_: order.append("first layer computed"))
+
+        def send(_, bucket):  # type: ignore[no-untyped-def]  # torch refuses annotations that are strings
+            order.append("bucket sent")
+            sent: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+            sent.set_result(bucket.buffer())
+            return sent
+
+        spread_module.register_comm_hook(None, send)
+        for _ in range(2):  # the first pass finds the order of the buckets
+            order.clear()
+            spread_module(torch.randn(2, 700, requires_grad=True)).sum().backward()
+        assert order.count("bucket sent") > 1 and order[0] == "bucket sent" and "first layer computed" in order
+    finally:
+        dist.destroy_process_group()
+
+
+def test_nodes_that_differ_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = [["gpu1", {"torch": "2.13.0"}], ["gpu7", {"torch": "2.11.0"}]]
+    monkeypatch.setattr(World, "texts", lambda self, own: [json.dumps(one) for one in told])
+    with pytest.raises(ConfigError, match="process 1 on gpu7 has torch 2.11.0, and process 0 on gpu1 has 2.13.0; inst"):
+        World(0, 2, torch.device("cpu")).same({"torch": "2.13.0"}, "install the same")
+
+
+def test_a_node_that_lacks_something_is_named_on_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking() -> None:
+        raise DataError("corpora/wiki: does not exist")
+
+    told = [[], ["gpu7", "corpora/wiki: does not exist", 3]]
+    monkeypatch.setattr(World, "texts", lambda self, own: [json.dumps(one) for one in told])
+    with pytest.raises(EncoderlabError, match="^process 1 on gpu7: corpora/wiki: does not exist$") as caught:
+        World(0, 2, torch.device("cpu")).everywhere(lambda: None)
+    assert caught.value.code == 3
+    with pytest.raises(DataError, match="^corpora/wiki: does not exist$"):
+        World(1, 2, torch.device("cpu")).everywhere(lacking)
+
+
 def test_resumed_on_another_number_of_processes(tmp_path: Path, alone: Path) -> None:
     with pytest.raises(Stopped):
         run(tmp_path, WIDE, session=Budget(amount=3))
@@ -141,31 +196,35 @@ def test_shares_are_contiguous_and_whole(size: int, rows: int) -> None:
     ],
 )
 def test_a_process_that_is_lost_is_one_line(message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lost(*args: object) -> None:
+    def lost(*args: object, **named: object) -> None:
         raise RuntimeError(message)
 
     monkeypatch.setattr(dist, "all_reduce", lost)
     with pytest.raises(Stopped, match="another process of this run has ended.*run the same command again") as caught:
         World(0, 2, torch.device("cpu")).sum([1.0])
     assert caught.value.code == 75
-    monkeypatch.setattr(dist, "all_reduce", lambda *args: torch.zeros(2) @ torch.zeros(3))
+    monkeypatch.setattr(dist, "all_reduce", lambda *args, **named: torch.zeros(2) @ torch.zeros(3))
     with pytest.raises(RuntimeError, match="inconsistent tensor size"):
         World(0, 2, torch.device("cpu")).sum([1.0])
 
 
-def test_a_worker_that_is_killed_is_one_line(tmp_path: Path) -> None:
-    """Two processes of the command line, of which one is killed while they train: the other says so and ends."""
+def small_corpus(place: Path) -> Path:
+    """A corpus of two hundred documents, built in ``place``."""
     words = "the red cat sat on a mat under that tree and saw two dogs run".split()
     texts = [" ".join(words[(7 * n + n * k + 3 * k) % len(words)] for k in range(20)) for n in range(200)]
-    (tmp_path / "text.txt").write_text("\n\n".join(f"{text} {n}" for n, text in enumerate(texts)))
-    built = ["corpus", "build", "text.txt", "--out", "corpus", "--vocab-size", "50"]
+    (place / "text.txt").write_text("\n\n".join(f"{text} {n}" for n, text in enumerate(texts)))
+    assert main(["corpus", "build", str(place / "text.txt"), "--out", str(place / "corpus"), "--vocab-size", "50"]) == 0
+    return place / "corpus"
+
+
+def test_a_worker_that_is_killed_is_one_line(tmp_path: Path) -> None:
+    """Two processes of the command line, of which one is killed while they train: the other says so and ends."""
+    corpus = small_corpus(tmp_path)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CI": "1"}
     command = [sys.executable, "-m", "encoderlab"]
-    corpus = tmp_path / "corpus"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    subprocess.run([*command, *built], cwd=tmp_path, env=environment, check=True)
     words = ["pretrain", "bert-tiny", "--corpus", str(corpus), "--out", "run", "--steps", "100000", "--set"]
     words += ["phases=[{length: 16, rows: 4}]", "--set", "log_every=1", "--set", "execution.device=cpu"]
     both = []

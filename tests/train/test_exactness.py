@@ -11,8 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from encoderlab.errors import Stopped
+from encoderlab.interchange.folder import save
+from encoderlab.train import checkpoint
+from encoderlab.train.pretraining import models_at, unread_models_at
 from encoderlab.train.recipe import Budget
 from tests.train.real import CASES, SHARDED, STEPS, run
 from tests.train.toy import assert_same_run, metrics, tensors
@@ -85,6 +89,20 @@ def test_micro_batches(tmp_path: Path, alone: Path, case: str) -> None:
 )
 def test_two_processes(alone: Path, two_processes: Path, case: str, engine: str) -> None:
     assert_close(two_processes / f"{case}-{engine}", alone / case)
+
+
+@pytest.mark.parametrize("case", ["average", "rtd-gdes"])
+def test_parts_of_processes_become_a_model_one_tensor_at_a_time(tmp_path: Path, two_processes: Path, case: str) -> None:
+    """The same bytes as from the weights in memory: with averaged weights, and with tables stored as differences."""
+    last = two_processes / f"{case}-fsdp" / "checkpoints" / LAST
+    assert len(list(last.glob("shard-*.safetensors"))) == 2 and not (last / checkpoint.WEIGHTS).exists()
+    models, values = unread_models_at(last)
+    for name, model in models_at(last).items():
+        save(model, tmp_path / "whole" / name)
+        assert {parameter.device.type for parameter in models[name].parameters()} == {"meta"}
+        save(models[name], tmp_path / "parts" / name, values=values)
+        whole, parts = (load_file(tmp_path / place / name / "model.safetensors") for place in ("whole", "parts"))
+        assert whole.keys() == parts.keys() and all(torch.equal(whole[key], parts[key]) for key in whole)
 
 
 @pytest.mark.parametrize("case", CASES)

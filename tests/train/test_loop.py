@@ -18,6 +18,7 @@ from encoderlab.train.engine import is_out_of_memory
 from encoderlab.train.loop import train
 from encoderlab.train.recipe import Budget, Checkpoints, Evaluation, Execution, Phase, Ramp, Training, WeightAverage
 from encoderlab.train.schedule import Bert, Constant
+from encoderlab.train.stored import StoredTensors
 from tests.train.toy import RECIPE, Rows, Toy, metrics, run, start, tensors, toy_data
 
 SHORT = replace(RECIPE, budget=Budget(amount=6), log_every=1)
@@ -120,8 +121,8 @@ def test_the_best_weights_are_kept(tmp_path: Path) -> None:
     outcome = run(tmp_path, recipe, data=toy_data(score=score))
     assert outcome.best is not None
     assert checkpoint.read_json(outcome.best / checkpoint.STATE) == {"step": 4, "f1": 0.9}
-    best = checkpoint.read_tensors(outcome.best / checkpoint.WEIGHTS)
-    for name, tensor in checkpoint.read_tensors(tmp_path / "checkpoints/step-000004" / checkpoint.WEIGHTS).items():
+    best = StoredTensors(outcome.best)
+    for name, tensor in StoredTensors(tmp_path / "checkpoints/step-000004").items():
         assert torch.equal(best[name], tensor)
     model = Toy()
     checkpoint.load_weights(model, outcome.best)
@@ -361,11 +362,11 @@ def test_the_average_of_the_weights_is_validated_kept_and_ended_with(tmp_path: P
     for step in range(1, 25):
         folder = tmp_path / "checkpoints" / checkpoint.name(step)
         decay = average.at(step)
-        expected = decay * expected + (1 - decay) * checkpoint.read_tensors(folder / checkpoint.WEIGHTS)["mix.weight"]
+        expected = decay * expected + (1 - decay) * StoredTensors(folder)["mix.weight"]
         torch.testing.assert_close(seen[step], expected)
     assert average.at(0) == 0.1 and average.at(24) == 0.6
     assert outcome.best is not None
-    best = checkpoint.read_tensors(outcome.best / checkpoint.WEIGHTS)["mix.weight"]
+    best = StoredTensors(outcome.best)["mix.weight"]
     assert torch.equal(best, seen[-1]) and torch.equal(toy.mix.weight, seen[-1])
     again = Toy(seed=1)
     checkpoint.load_result(again, outcome.checkpoint)

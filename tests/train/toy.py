@@ -2,6 +2,7 @@
 
 Run as a script it trains in a folder, for the tests that kill processes or start several:
     python toy.py OUT '{"recipe field": value}' [--die-at STEP] [--slow SECONDS]
+A slow run is fast as soon as there is a file ``fast`` next to OUT.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from encoderlab.train.data import Data
 from encoderlab.train.folder import METRICS
 from encoderlab.train.loop import Outcome, train
 from encoderlab.train.recipe import Budget, Checkpoints, Evaluation, Phase, Training
+from encoderlab.train.stored import StoredTensors
 
 VOCAB, WIDTH = 37, 16
 TIMING = ("seconds", "tokens_per_second", "waiting", "peak_share")  # what a line of metrics has from the clock
@@ -147,12 +149,17 @@ def run(out: Path, recipe: Training = RECIPE, **options: Any) -> Outcome:
 
 
 def start(
-    out: Path, changes: dict[str, Any] | None = None, *options: object, processes: int = 1
+    out: Path,
+    changes: dict[str, Any] | None = None,
+    *options: object,
+    processes: int = 1,
+    node: tuple[str, ...] = (),
 ) -> subprocess.Popen[str]:
-    """This script training in ``out``, alone or under torchrun."""
+    """This script training in ``out``, alone, under torchrun, or as a ``node`` with these options of torchrun."""
     script = [__file__, str(out), json.dumps(changes or {}), *map(str, options)]
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "CI": "1"}
+    node = node or (("--standalone",) if processes > 1 else ())
+    torchrun = ["-m", "torch.distributed.run", *node, f"--nproc-per-node={processes}"] if node else []
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CI": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     return subprocess.Popen(
         [sys.executable, *torchrun, *script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     )
@@ -166,7 +173,7 @@ def metrics(out: Path) -> list[dict[str, Any]]:
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
     """Everything a checkpoint holds in tensors."""
-    return checkpoint.read_tensors(folder / checkpoint.WEIGHTS) | checkpoint.read_tensors(folder / checkpoint.CARRIED)
+    return dict(StoredTensors(folder))
 
 
 def assert_same_run(one: Path, other: Path, step: int) -> None:
@@ -191,7 +198,7 @@ def main() -> int:
             if step == die_at:
                 os.kill(os.getpid(), signal.SIGKILL)
             step += 1
-            time.sleep(slow)
+            time.sleep(0 if (Path(out).parent / "fast").exists() else slow)
             return super().__next__()
 
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))

@@ -418,6 +418,8 @@ class ScalingAnswer(_Closed):
     efficiency: Number
     step_seconds: Number
     compute_seconds: Number
+    update_seconds: Number
+    flops_per_second: Number
     exposed_communication_seconds: Number
     link: Scores
     gradient_bytes: int

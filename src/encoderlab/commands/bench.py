@@ -232,6 +232,8 @@ def scaling(
 ) -> dict[str, Any]:
     """Measure how training speed grows with processes of one thread, and what communication costs.
 
+    Over the nodes of a cluster, under torchrun: torchrun --nnodes 4 ... -m encoderlab bench scaling ...
+
     Example: encoderlab bench scaling bert --corpus corpora/wiki
 
     Parameters
@@ -241,7 +243,7 @@ def scaling(
     corpus
         Corpus folder; batches are made from its text.
     processes
-        Number of processes to compare with one.
+        Number of processes to compare with one; under torchrun, those that it started.
     layers
         Number of layers, if NAME is a family.
     width

@@ -14,6 +14,10 @@ from encoderlab.interchange import checksums
 from encoderlab.interchange.places import resolve
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
     from encoderlab.interchange.assemble import Models
     from encoderlab.interchange.load import Source
 
@@ -85,7 +89,7 @@ def _convert(
     from encoderlab.tasks.runs.trials import best_seed
 
     model = best_seed(model, terminal.say)
-    models = _read(model, source, allow_missing=allow_missing)
+    models, values = _read(model, source, whole=to == "hf", allow_missing=allow_missing)
     if tokenizer is not None:
         _give_tokenizer(models, tokenizer)
     notes: list[str] = []
@@ -103,7 +107,7 @@ def _convert(
                 alone = "" if len(models) == 1 else "; to convert the other network alone, give its own folder"
                 raise DataError(f"{part}: {error}{alone}") from None
         else:
-            folder.save(network, place)
+            folder.save(network, place, values=values)
             if task is not None:
                 write_bytes(place / task.name, task.read_bytes())
                 checksums.add(place, task.name)
@@ -116,17 +120,22 @@ def _convert(
     return {"to": to, "written": written, "notes": list(dict.fromkeys(notes))}
 
 
-def _read(model: Path, source: Source | None, *, allow_missing: bool) -> Models:
-    """The networks of a model, or of the newest checkpoint of a run that is not finished."""
+def _read(
+    model: Path, source: Source | None, *, whole: bool, allow_missing: bool
+) -> tuple[Models, Callable[[Tensor], Tensor] | None]:
+    """The networks of a model, or of the newest checkpoint of a run that is not finished.
+
+    Unless they are asked for ``whole``, those of a checkpoint have no values, and what reads them comes with them.
+    """
     from encoderlab.interchange.load import read
     from encoderlab.train import checkpoint
-    from encoderlab.train.pretraining import models_at
+    from encoderlab.train.pretraining import models_at, unread_models_at
 
     taken = checkpoint.found_in(model) if source is None else None
     if taken is None:
-        return read(model, kind=source, allow_missing=allow_missing)
+        return read(model, kind=source, allow_missing=allow_missing), None
     terminal.say(f"converting the weights in {taken}")
-    return models_at(taken)
+    return (models_at(taken), None) if whole else unread_models_at(taken)
 
 
 def _give_tokenizer(models: Models, path: Path) -> None:

@@ -7,7 +7,7 @@ import pickle
 import pickletools
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,12 @@ from torch import Tensor
 
 from encoderlab.errors import DataError
 from encoderlab.interchange.configs.fields import Fields
+from encoderlab.tensor_files import encode_header
 
 SAFE, SAFE_INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
+DTYPES |= {torch.int64: "I64", torch.int32: "I32", torch.bool: "BOOL"}
 PRECISIONS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 DEPTH = 32  # of nested values in a JSON file; tokenizers have about ten levels
 _IMPORTS = ("GLOBAL", "STACK_GLOBAL", "INST")  # opcodes of pickle
@@ -185,6 +188,21 @@ def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
     mode = path.stat().st_mode
     safetensors.torch.save_file(dict(tensors), path, about)
     path.chmod(mode)
+
+
+def write_one_by_one(
+    path: Path, about: Mapping[str, tuple[torch.dtype, torch.Size]], read: Callable[[str], Tensor]
+) -> None:
+    """:func:`write_weights` with one tensor in memory at a time, which ``read`` gives by name; all have one type.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    entries = {name: (DTYPES[dtype], shape, dtype.itemsize * shape.numel()) for name, (dtype, shape) in about.items()}
+    with path.open("wb") as file:
+        file.write(encode_header(entries, {"format": "pt"}))
+        for name in about:
+            file.write(read(name).reshape(-1).view(torch.uint8).numpy().data)
 
 
 def _is_utf8(path: Path) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 from encoderlab.config import to_dict
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.interchange import checksums
-from encoderlab.interchange.files import SAFE, read_json, write_weights
+from encoderlab.interchange.files import SAFE, read_json, write_one_by_one, write_weights
 
 if TYPE_CHECKING:
     from encoderlab.model import Model
@@ -29,22 +29,40 @@ def weights(model: Model) -> dict[str, Tensor]:
 
     A word or position table that is stored as a difference from another network's table is returned as the sum.
     """
-    state: dict[str, Tensor] = {}
+    return {name: _sum(parts, Tensor.detach) for name, parts in _sources(model).items()}
+
+
+def _sources(model: Model) -> dict[str, list[Tensor]]:
+    """The parameters whose sum is written under each name."""
+    state: dict[str, list[Tensor]] = {}
     seen: set[int] = set()
     for name, parameter in model.named_parameters():
         if id(parameter) not in seen:
             seen.add(id(parameter))
-            state[name] = parameter.detach()
+            state[name] = [parameter]
     embeddings = model.encoder.embeddings
     for name in ("words", "positions"):
         own, base = getattr(embeddings, name), getattr(embeddings, f"base_{name}")
         if own is not None and base is not None:
-            state[f"encoder.embeddings.{name}"] = (own + base).detach()
-    return {name: tensor.cpu().contiguous() for name, tensor in state.items()}
+            state[f"encoder.embeddings.{name}"] = [own, base]
+    return state
 
 
-def save(model: Model, folder: str | os.PathLike[str]) -> None:
+def _sum(parts: list[Tensor], values: Callable[[Tensor], Tensor]) -> Tensor:
+    total = values(parts[0])
+    for part in parts[1:]:
+        total = total + values(part)
+    return total.cpu().contiguous()
+
+
+def save(model: Model, folder: str | os.PathLike[str], *, values: Callable[[Tensor], Tensor] | None = None) -> None:
     """Write the model folder in one step: complete or not at all. It replaces an older folder of this format.
+
+    Args:
+        model: to write.
+        folder: to make.
+        values: reads the values of a parameter, for a model on device ``meta``; only one tensor at a time is then in
+            memory.
 
     Raises:
         ConfigError: the folder has other content.
@@ -56,7 +74,12 @@ def save(model: Model, folder: str | os.PathLike[str]) -> None:
 
     def fill(aside: Path) -> None:
         write_fields(aside / "config.json", config)
-        write_weights(aside / SAFE, weights(model))
+        if values is None:
+            write_weights(aside / SAFE, weights(model))
+        else:
+            sources = _sources(model)
+            about = {name: (parts[0].dtype, parts[0].shape) for name, parts in sources.items()}
+            write_one_by_one(aside / SAFE, about, lambda name: _sum(sources[name], values))
         if model.tokenizer is not None:
             model.tokenizer.save(aside)
         (aside / "README.md").write_text(_card(model), encoding="utf-8")

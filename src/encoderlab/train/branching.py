@@ -20,6 +20,7 @@ from encoderlab.train import checkpoint
 from encoderlab.train.folder import METRICS, RECIPE, compare, read
 from encoderlab.train.recipe import Recipe
 from encoderlab.train.schedule import WarmupStableDecay
+from encoderlab.train.stored import StoredTensors
 
 log = logging.getLogger(__name__)
 
@@ -49,9 +50,10 @@ def branch(source: Path, out: Path, recipe: Recipe) -> float:
     before = from_dict(Recipe, read(source / checkpoint.RECIPE), where=str(source / checkpoint.RECIPE))
     _check(before, recipe, state["place"], source)
     log.info("branching from %s", source)
+    stored = StoredTensors(source)
     snapshot = checkpoint.Snapshot(
-        weights=checkpoint.read_tensors(source / checkpoint.WEIGHTS),
-        carried=checkpoint.read_tensors(source / checkpoint.CARRIED),
+        weights={name: stored[name] for name in stored.weights},
+        carried={name: stored[name] for name in stored if name not in stored.weights},
         state=state,
         recipe=to_dict(recipe),
     )

@@ -3,6 +3,9 @@
     RUN/checkpoints/step-000500/   weights.safetensors  carried.safetensors  state.json  recipe.json  manifest.json
     RUN/checkpoints/latest         a link to the newest one
 
+With FSDP every process writes the parts that it has, by :mod:`torch.distributed.checkpoint`, into a file of its own
+(``shard-00003-...safetensors``) in place of the first two; :class:`encoderlab.train.stored.StoredTensors` reads both.
+
 ``manifest.json`` has size and SHA-256 of every other file. If the process crashes or the disk is full while saving, a
 ``.partial-...`` folder remains, which the next session removes. A damaged checkpoint is reported, and the one before it
 is used.
@@ -22,24 +25,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint import HuggingFaceStorageWriter
+from torch.distributed.checkpoint.api import CheckpointException
 
 from encoderlab.errors import DataError
+from encoderlab.interchange.files import DTYPES
 from encoderlab.tensor_files import encode_header
-from encoderlab.train.distributed import assign, named_tensors
+from encoderlab.train.distributed import World, company, named_tensors
+from encoderlab.train.stored import StoredTensors
 
 WEIGHTS, CARRIED = "weights.safetensors", "carried.safetensors"
 STATE, RECIPE, MANIFEST = "state.json", "recipe.json", "manifest.json"
 AVERAGE = "average/"  # prefix for the moving average of a weight among the carried tensors
 PARTIAL, OLD = ".partial-", "-old"
-DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
-DTYPES |= {torch.int64: "I64", torch.int32: "I32", torch.bool: "BOOL"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """The content of a checkpoint: unsharded tensors in CPU memory, and plain data.
+    """The content of a checkpoint: tensors in CPU memory, of which each process may have a part, and plain data.
 
     Args:
         weights: of the objective; tied tensors appear once.
@@ -56,16 +61,23 @@ class Snapshot:
 class Writer:
     """Writes snapshots into a folder, one at a time, in a thread while training continues.
 
-    The next call of :meth:`save` or :meth:`wait` raises the thread's error.
+    The next call of :meth:`save` or :meth:`wait` raises the thread's error. With ``world``, every process has a writer
+    and saves at the same steps, each its own parts; the messages of these threads go through a group of their own.
     """
 
-    def __init__(self, folder: Path, *, keep: int) -> None:
+    def __init__(self, folder: Path, *, keep: int, world: World | None = None) -> None:
         self.folder, self.keep = folder, keep
+        self.world = None if world is None else world.apart()
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
-        folder.mkdir(exist_ok=True)
-        for leftover in folder.glob(f"{PARTIAL}*"):
-            whole = folder / leftover.name.removeprefix(PARTIAL).rsplit("-", 2)[0]
+        if self.world is None or self.world.main:
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """Remove what a killed session left."""
+        self.folder.mkdir(exist_ok=True)
+        for leftover in self.folder.glob(f"{PARTIAL}*"):
+            whole = self.folder / leftover.name.removeprefix(PARTIAL).rsplit("-", 2)[0]
             if leftover.name.endswith(OLD) and not whole.exists():  # killed between the two renames of :func:`write`
                 leftover.rename(whole)
             elif leftover.is_symlink():
@@ -97,14 +109,13 @@ class Writer:
 
     def _write(self, into: str, snapshot: Snapshot) -> None:
         try:
-            write(self.folder / into, snapshot)
-            steps = _by_age(self.folder)
-            if steps and steps[0].name == into:
-                point(self.folder / "latest", into)
-            for old in steps[self.keep :]:
-                doomed = self.folder / f"{PARTIAL}{old.name}"
-                old.rename(doomed)  # first, so that no checkpoint is ever half deleted
-                shutil.rmtree(doomed)
+            if self.world is None:
+                write(self.folder / into, snapshot)
+                self._retire(into)
+            else:
+                with company():
+                    write_together(self.folder / into, snapshot, self.world)
+                    self.world.agree(lambda: self._retire(into))
         except OSError as error:
             kept = _by_age(self.folder)
             self._error = DataError(
@@ -116,31 +127,92 @@ class Writer:
         except Exception as error:
             self._error = error
 
+    def _retire(self, into: str) -> float:
+        """Point to the checkpoint ``into`` if it is the newest one, and delete old ones."""
+        steps = _by_age(self.folder)
+        if steps and steps[0].name == into:
+            point(self.folder / "latest", into)
+        for old in steps[self.keep :]:
+            doomed = self.folder / f"{PARTIAL}{old.name}"
+            old.rename(doomed)  # first, so that no checkpoint is ever half deleted
+            shutil.rmtree(doomed)
+        return 0.0
+
 
 def write(folder: Path, snapshot: Snapshot) -> None:
     """Write the checkpoint ``folder``: to a folder aside, sync each file, then rename it, replacing one of the same
     step.
     """
-    partial = folder.with_name(f"{PARTIAL}{folder.name}-{os.getpid()}")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    partial = _aside(folder, os.getpid())
     try:
         files = {
             WEIGHTS: _write_tensors(partial / WEIGHTS, snapshot.weights),
             CARRIED: _write_tensors(partial / CARRIED, snapshot.carried),
-            STATE: _write_json(partial / STATE, snapshot.state),
-            RECIPE: _write_json(partial / RECIPE, snapshot.recipe),
         }
-        _write_json(partial / MANIFEST, {"files": files})
-        _sync(partial)
-        if folder.exists():
-            folder.rename(partial.with_name(partial.name + OLD))
-        partial.rename(folder)
-        _sync(folder.parent)
+        _complete(folder, partial, files, snapshot)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    shutil.rmtree(partial.with_name(partial.name + OLD), ignore_errors=True)
+
+
+def write_together(folder: Path, snapshot: Snapshot, world: World) -> None:
+    """:func:`write` by all processes: each writes its parts and hashes its file, the first one completes the folder.
+
+    Raises:
+        DataError, OSError: on every process, if one could not write; the folder is then as it was before.
+    """
+    partial = folder.with_name(f"{PARTIAL}{folder.name}-{int(world.agree(lambda: _begin(folder)))}")
+    try:
+        try:
+            writer = HuggingFaceStorageWriter(str(partial), save_distributed=True)
+            # All of one file: the writer takes names and places of parts from the tensors themselves.
+            dcp.save(snapshot.weights | snapshot.carried, storage_writer=writer, process_group=world.group)
+        except CheckpointException as error:
+            raise next(iter(error.failures.values()))[0] from None
+        own = {path.name: _entry(path) for path in partial.glob(f"shard-{world.rank + 1:05d}-*.safetensors")}
+        entries = [json.loads(text) for text in world.texts(json.dumps(own))]
+        files = {name: entry for part in entries for name, entry in part.items()}
+        world.agree(lambda: _complete(folder, partial, files, snapshot))
+    except BaseException:
+        if world.main:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _begin(folder: Path) -> int:
+    """Make the folder aside on the first process; returns the number of its process, which is in the name."""
+    _aside(folder, os.getpid())
+    return os.getpid()
+
+
+def _aside(folder: Path, process: int) -> Path:
+    partial = folder.with_name(f"{PARTIAL}{folder.name}-{process}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    return partial
+
+
+def _complete(folder: Path, partial: Path, files: dict[str, Any], snapshot: Snapshot) -> float:
+    """Write plain data and manifest beside the tensors' ``files``, and give the folder its name."""
+    for name, entry in files.items():
+        if not (partial / name).is_file() or (partial / name).stat().st_size != entry["bytes"]:
+            raise DataError(
+                f"{partial / name}: another node has written it, but it is not seen here; give an output folder on "
+                "storage that all nodes share"
+            )
+    files |= {
+        STATE: _write_json(partial / STATE, snapshot.state),
+        RECIPE: _write_json(partial / RECIPE, snapshot.recipe),
+    }
+    _write_json(partial / MANIFEST, {"files": files})
+    _sync(partial)
+    old = partial.with_name(partial.name + OLD)
+    if folder.exists():
+        folder.rename(old)
+    partial.rename(folder)
+    _sync(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+    return 0.0
 
 
 def point(link: Path, target: str) -> None:
@@ -170,7 +242,7 @@ def found_in(path: Path) -> Path | None:
     Raises:
         DataError: all checkpoints of the run are damaged.
     """
-    if all((path / file).is_file() for file in (WEIGHTS, STATE, MANIFEST)):
+    if all((path / file).is_file() for file in (STATE, MANIFEST)):
         return path
     if (path / "model").exists() or not _by_age(path / "checkpoints"):
         return None
@@ -213,34 +285,16 @@ def read_json(path: Path) -> dict[str, Any]:
     return json.loads(path.read_bytes())
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a safetensors file, mapped into memory.
-
-    Raises:
-        DataError: not a safetensors file.
-    """
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
-    except (SafetensorError, OSError) as error:
-        raise DataError(f"{path}: cannot be read as safetensors ({error})") from None
-
-
 def load_weights(module: nn.Module, folder: Path) -> None:
-    """Load the weights of the checkpoint ``folder`` into ``module``, sharded or not.
+    """Load the weights of the checkpoint ``folder`` into ``module``, sharded or not, written by however many processes.
 
     Raises:
         DataError: the checkpoint belongs to another model.
     """
-    stored, own = read_tensors(folder / WEIGHTS), named_tensors(module)
-    if strangers := sorted(own.keys() ^ stored.keys()):
+    stored, own = StoredTensors(folder), named_tensors(module)
+    if strangers := sorted(own.keys() ^ stored.weights.keys()):
         raise DataError(f"{folder}: its tensors are not those of this model ({strangers[0]} is only in one of them)")
-    for name, tensor in own.items():
-        if tensor.shape != stored[name].shape:
-            raise DataError(
-                f"{folder}: {name} is {tuple(stored[name].shape)} there and {tuple(tensor.shape)} in this model"
-            )
-        assign(tensor, stored[name])
+    stored.read_into(own)
 
 
 def load_result(module: nn.Module, folder: Path) -> None:
@@ -248,10 +302,8 @@ def load_result(module: nn.Module, folder: Path) -> None:
     weights.
     """
     load_weights(module, folder)
-    own = named_tensors(module)
-    for name, tensor in read_tensors(folder / CARRIED).items():
-        if name.startswith(AVERAGE):
-            assign(own[name.removeprefix(AVERAGE)], tensor)
+    own, stored = named_tensors(module), StoredTensors(folder)
+    stored.read_into({name: own[name.removeprefix(AVERAGE)] for name in stored if name.startswith(AVERAGE)})
 
 
 def name(step: int) -> str:
@@ -288,6 +340,12 @@ def _write_file(path: Path, *chunks: bytes | memoryview) -> dict[str, Any]:
         file.flush()
         os.fsync(file.fileno())
     return {"bytes": size, "sha256": digest.hexdigest()}
+
+
+def _entry(path: Path) -> dict[str, Any]:
+    """The manifest entry of a file."""
+    with path.open("rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def _sync(folder: Path) -> None:

@@ -9,21 +9,30 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib.metadata
+import json
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+import encoderlab
 from encoderlab.errors import ConfigError, EncoderlabError, Stopped
 from encoderlab.nn.encoder import Encoder
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,8 @@ class World:
     rank: int
     size: int
     device: torch.device
+    group: dist.ProcessGroup | None = None
+    """The channel of messages; None is the one of the main thread."""
 
     @property
     def main(self) -> bool:
@@ -45,25 +56,74 @@ class World:
             return list(values)
         message = torch.tensor(values, dtype=torch.float64)
         with company():
-            dist.all_reduce(message)
+            dist.all_reduce(message, group=self.group)
         return message.tolist()
+
+    def texts(self, own: str) -> list[str]:
+        """The text of every process, in the order of ranks; every process must call it."""
+        if self.size == 1:
+            return [own]
+        letters = torch.frombuffer(bytearray(own.encode()), dtype=torch.uint8)
+        sizes = [int(size) for size in self.sum([len(letters) * (rank == self.rank) for rank in range(self.size)])]
+        everyone = self.gather_rows(letters)
+        return [bytes(part.tolist()).decode() for part in everyone.split(sizes)]
+
+    def apart(self) -> World:
+        """The same processes with messages of their own, for another thread; every process must call it."""
+        return replace(self, group=dist.new_group(backend="gloo")) if self.size > 1 else self
 
     def agree(self, decide: Callable[[], float]) -> float:
         """The result of ``decide`` on the first process; if it raises there, every process ends.
 
         Raises:
-            EncoderlabError: the first process's error, or one that refers to it.
+            Exception: the first process's error; on the others an EncoderlabError that refers to it.
         """
         answer, error = 0.0, None
         if self.main:
             try:
                 answer = decide()
-            except EncoderlabError as failure:
+            except Exception as failure:
                 error = failure
-        answer, code = self.sum([answer, 0 if error is None else error.code])
+        answer, code = self.sum([answer, 0 if error is None else getattr(error, "code", 1)])
         if code:
             raise error or _elsewhere(int(code))
         return answer
+
+    def everywhere(self, act: Callable[[], Made]) -> Made:
+        """What ``act`` returns here; if it fails on any process, all end. Every process must call it.
+
+        Raises:
+            EncoderlabError: this process's error; the first process names another one's node.
+        """
+        made, error = None, None
+        try:
+            made = act()
+        except EncoderlabError as failure:
+            error = failure
+        told = self.texts(json.dumps([platform.node(), str(error), error.code] if error else []))
+        failed = next((rank for rank, text in enumerate(told) if json.loads(text)), None)
+        if error is not None:
+            raise error
+        if failed is not None:
+            node, message, code = json.loads(told[failed])
+            raise _elsewhere(code, f"process {failed} on {node}", message if self.main else "its message says why")
+        return made  # type: ignore[return-value]
+
+    def same(self, facts: Mapping[str, Any], remedy: str) -> None:
+        """Refuse to go on if another process has other ``facts`` than the first one. Every process must call it.
+
+        Raises:
+            ConfigError: names the node, the fact and the ``remedy``.
+        """
+        told = [json.loads(text) for text in self.texts(json.dumps([platform.node(), dict(facts)]))]
+        here, ours = told[0]
+        for rank, (node, theirs) in enumerate(told):
+            for name in sorted(ours.keys() | theirs.keys()):
+                if ours.get(name) != theirs.get(name):
+                    raise ConfigError(
+                        f"process {rank} on {node} has {name} {theirs.get(name)}, and process 0 on {here} has "
+                        f"{ours.get(name)}; {remedy}"
+                    )
 
     def wait(self) -> None:
         """Wait for every process to call this."""
@@ -77,7 +137,7 @@ class World:
         padded = tensor.new_zeros(max(counts), *tensor.shape[1:])  # the exchange needs equal shapes
         padded[: len(tensor)] = tensor
         parts = [torch.empty_like(padded) for _ in counts]
-        dist.all_gather(parts, padded)
+        dist.all_gather(parts, padded, group=self.group)
         return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
     def share(self, rows: int) -> tuple[int, int]:
@@ -120,7 +180,9 @@ def join(device: Literal["auto", "cpu", "cuda"] = "auto") -> World:
     """The world that torchrun's environment describes, or a world of one process.
 
     Raises:
-        ConfigError: ``cuda`` is requested but absent, or a machine has more processes than GPUs.
+        ConfigError: ``cuda`` is requested but absent, a machine has more processes than GPUs, or nodes have different
+            versions of the software.
+        Stopped: the processes do not find each other.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device cuda: no CUDA device is available; set execution.device=cpu or auto")
@@ -135,28 +197,98 @@ def join(device: Literal["auto", "cpu", "cuda"] = "auto") -> World:
                 "start as many processes as there are GPUs, or set execution.device=cpu"
             )
         torch.cuda.set_device(place)
+    world = World(int(os.environ.get("RANK", "0")), size, place)
     if size > 1 and not dist.is_initialized():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+        _check_restarts()
+        try:
+            dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+        except dist.DistError as error:
+            place_of_meeting = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            raise Stopped(
+                f"process {world.rank} did not meet the other {size - 1} at {place_of_meeting} "
+                f"({str(error).splitlines()[0]}); see their messages, and check that all nodes reach this address"
+            ) from None
         atexit.register(dist.destroy_process_group)
-    return World(int(os.environ.get("RANK", "0")), size, place)
+        world.same(versions(), "install the same versions on all nodes")
+    return world
 
 
-def spread(module: nn.Module, world: World, parallel: Literal["ddp", "fsdp"]) -> nn.Module:
-    """The module to call in training.
+def _check_restarts() -> None:
+    """Refuse restarts by torchrun that would wait for ever, for addresses of processes that have ended: it keeps them
+    in a store that outlives the processes (pytorch#135712).
+    """
+    elastic = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+    if elastic and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        raise ConfigError(
+            "torchrun cannot restart processes with a store that it shares with them; set the variable "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 and --rdzv-backend=c10d, or leave out --max-restarts"
+        )
 
-    FSDP2 changes ``module`` in place: one shard group per encoder block and one for the rest.
+
+def versions() -> dict[str, str]:
+    """The versions that can change a result: of Python, of this package and of the libraries that compute."""
+    packages = ("torch", "numpy", "tokenizers", "safetensors")
+    return {"encoderlab": encoderlab.__version__, "python": platform.python_version()} | {
+        package: importlib.metadata.version(package) for package in packages
+    }
+
+
+def spread(
+    module: nn.Module, world: World, parallel: Literal["ddp", "fsdp"], exchange: Literal["bf16"] | None = None
+) -> nn.Module:
+    """The module to call in training, whose processes send each other gradients in fp32, or as ``exchange`` says.
+
+    Both engines send a part of the gradients while the backward pass computes the next (a bucket of DDP, a block of
+    FSDP2). FSDP2 changes ``module`` in place: one shard group per encoder block and one for the rest.
     """
     if world.size == 1:
         return module
     if parallel == "ddp":
         # A step may not use a head (the batch has no target for it, or networks train in turns).
-        return DistributedDataParallel(module, find_unused_parameters=True, gradient_as_bucket_view=True)
+        spread_module = DistributedDataParallel(module, find_unused_parameters=True, gradient_as_bucket_view=True)
+        if exchange == "bf16":
+            if world.device.type == "cuda":
+                spread_module.register_comm_hook(None, bf16_compress_hook)
+            else:
+                wire = _Bf16Wire(world.apart())
+                spread_module.register_comm_hook(None, lambda _, bucket: wire.send(bucket))
+        return spread_module
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16 if exchange == "bf16" else None)
     mesh = init_device_mesh(world.device.type, (world.size,))
     for encoder in [part for part in module.modules() if isinstance(part, Encoder) and part.config.sharing is None]:
         for block in encoder.blocks:
-            fully_shard(block, mesh=mesh)
-    fully_shard(module, mesh=mesh)
+            fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(module, mesh=mesh, mp_policy=policy)
     return module
+
+
+class _Bf16Wire:
+    """DDP's communication hook for CPUs: a thread that averages buckets in bf16, one after another.
+
+    torch's own hook is refused on gloo; and one that ends in a callback of gloo can hang when its group is destroyed,
+    which then waits for a thread that waits for the interpreter.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.waiting: SimpleQueue[tuple[Tensor, Future[Tensor]]] = SimpleQueue()
+        Thread(target=self._carry, name="gradients", daemon=True).start()
+
+    def send(self, bucket: dist.GradBucket) -> Future[Tensor]:
+        """The average of the bucket, later."""
+        average: Future[Tensor] = Future()
+        self.waiting.put((bucket.buffer(), average))
+        return average
+
+    def _carry(self) -> None:
+        while True:
+            values, average = self.waiting.get()
+            narrow = values.bfloat16().div_(self.world.size)
+            # If a process is lost, these gradients are wrong: the next message of the step's thread says so and ends
+            # the run before anything is saved. An error would not reach that thread from here.
+            with contextlib.suppress(RuntimeError):
+                dist.all_reduce(narrow, group=self.world.group)
+            average.set_result(values.copy_(narrow))
 
 
 @contextlib.contextmanager
@@ -182,22 +314,8 @@ def named_tensors(module: nn.Module) -> dict[str, Tensor]:
     return named
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """The full tensor of a possibly sharded one; every process must call it."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-@torch.no_grad()
-def assign(target: Tensor, value: Tensor) -> None:
-    """Copy the whole tensor ``value`` into ``target``, which may be sharded; no communication."""
-    if isinstance(target, DTensor):
-        value = value.to(target.device, target.dtype)
-        value = distribute_tensor(value, target.device_mesh, target.placements, src_data_rank=None)
-    target.copy_(value)
-
-
-def _elsewhere(code: int) -> EncoderlabError:
-    """The error for the other processes if the first one has failed."""
-    error = EncoderlabError("stopped because process 0 failed; its message says why")
+def _elsewhere(code: int, who: str = "process 0", why: str = "its message says why") -> EncoderlabError:
+    """The error for the other processes if one has failed."""
+    error = EncoderlabError(f"stopped because {who} failed; {why}" if why.startswith("its ") else f"{who}: {why}")
     error.code = code
     return error

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from encoderlab.batches.batch import Batch
 from encoderlab.errors import Diverged, OutOfMemory
@@ -23,10 +24,11 @@ from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Memory, Objective, Term
 from encoderlab.seeds import derive
 from encoderlab.train.checkpoint import AVERAGE
-from encoderlab.train.distributed import World, assign, named_tensors, spread, synchronised, whole
+from encoderlab.train.distributed import World, named_tensors, spread, synchronised
 from encoderlab.train.optim import Optimizer, global_norm, group_parameters, local
 from encoderlab.train.precision import precision, products
 from encoderlab.train.recipe import Training
+from encoderlab.train.stored import StoredTensors
 from encoderlab.train.tally import Tally
 
 FIRST_SCALE = 2.0**14  # fp16: the initial factor on the loss
@@ -54,7 +56,8 @@ class Engine:
         self.objective = objective.to(world.device).train()
         if recipe.execution.compile:
             compile_layers(objective)
-        self.model = spread(objective, world, recipe.execution.parallel)
+        self.sharded = recipe.execution.parallel == "fsdp" and world.size > 1
+        self.model = spread(objective, world, recipe.execution.parallel, recipe.exchange)
         self.optimizer = Optimizer(group_parameters(objective, recipe.optim), recipe.optim)
         self.averages: dict[str, Tensor] = {}
         if recipe.average is not None:
@@ -217,41 +220,43 @@ class Engine:
             torch._foreach_copy_(self._weights(), self._averages())
 
     def weights(self) -> dict[str, Tensor]:
-        """The objective's full tensors in CPU memory of the first process; all processes must call it."""
-        return self._gather(named_tensors(self.objective))
+        """Copies of the objective's tensors in CPU memory: whole ones on the first process, and with FSDP the parts of
+        each process on every one.
+        """
+        return self._copied(named_tensors(self.objective))
 
     def carried(self) -> dict[str, Tensor]:
         """The other tensors that pass from step to step, as :meth:`weights`: moments, averages of weights, memory."""
+        memory = {f"memory/{i}": self.world.gather_rows(m) for i, m in enumerate(self.memory or ())}
+        return self._copied(self._moving() | memory)
+
+    def _moving(self) -> dict[str, Tensor]:
+        """Moments and averages of weights by their names in a checkpoint."""
         moments = self.optimizer.state.items()
-        tensors = self._gather({f"{kind}/{name}": tensor for name, kinds in moments for kind, tensor in kinds.items()})
-        tensors |= self._gather({f"{AVERAGE}{name}": tensor for name, tensor in self.averages.items()})
-        return tensors | {f"memory/{i}": self.world.gather_rows(m).cpu() for i, m in enumerate(self.memory or ())}
+        return {f"{kind}/{name}": tensor for name, kinds in moments for kind, tensor in kinds.items()} | {
+            f"{AVERAGE}{name}": tensor for name, tensor in self.averages.items()
+        }
 
     def counters(self) -> dict[str, float]:
         """The plain numbers that pass from step to step."""
         return {"updates": self.optimizer.steps, "scale": self.scale, "fine_steps": self.fine_steps}
 
-    def restore(self, carried: Mapping[str, Tensor], counters: Mapping[str, float]) -> None:
+    def restore(self, stored: StoredTensors, counters: Mapping[str, float]) -> None:
         """Restore :meth:`carried` and :meth:`counters` of an earlier engine with any number of processes."""
-        for name, kinds in self.optimizer.state.items():
-            for kind, tensor in kinds.items():
-                assign(tensor, carried[f"{kind}/{name}"])
-        for name, average in self.averages.items():
-            assign(average, carried[f"{AVERAGE}{name}"])
-        layers = [carried[f"memory/{i}"] for i in range(sum(name.startswith("memory/") for name in carried))]
+        stored.read_into(self._moving())
+        layers = sum(name.startswith("memory/") for name in stored)
         if layers:
-            start, stop = self.world.share(len(layers[0]))
-            self.memory = tuple(layer[start:stop].to(self.world.device) for layer in layers)
+            memory = [stored[f"memory/{i}"] for i in range(layers)]
+            start, stop = self.world.share(len(memory[0]))
+            self.memory = tuple(layer[start:stop].to(self.world.device) for layer in memory)
         self.optimizer.steps = int(counters["updates"])
         self.scale, self.fine_steps = float(counters["scale"]), int(counters["fine_steps"])
 
-    def _gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        gathered = {}
-        for name, tensor in tensors.items():
-            full = whole(tensor.detach())
-            if self.world.main:
-                gathered[name] = full.to("cpu", copy=True)
-        return gathered
+    def _copied(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        plain = {name: tensor.detach() for name, tensor in tensors.items()}
+        if self.sharded:
+            return DefaultStager(StagingOptions(False, False, False, False)).stage(plain)  # type: ignore[return-value]
+        return {name: tensor.to("cpu", copy=True) for name, tensor in plain.items()} if self.world.main else {}
 
 
 def seed_torch(seed: int, device: torch.device) -> None:

@@ -181,18 +181,19 @@ def frozen_matrices(run: Path) -> list[str]:
 
     Heads that have no loss in the recipe are left out: fine-tuning trains them.
     """
-    from encoderlab.train import checkpoint  # imports torch, which a page about a run does not need
+    from encoderlab.train import checkpoint  # import torch, which a page about a run does not need
+    from encoderlab.train.stored import StoredTensors
 
     newest, _ = checkpoint.newest(run / "checkpoints")
     if newest is None:
         return []
-    carried = checkpoint.read_tensors(newest / checkpoint.CARRIED)
-    moments = {name.removeprefix(SQUARES): bool(t.any()) for name, t in carried.items() if name.startswith(SQUARES)}
+    stored = StoredTensors(newest)
+    moments = {name.removeprefix(SQUARES): bool(stored[name].any()) for name in stored if name.startswith(SQUARES)}
     if not any(moments.values()):  # no update yet
         return []
     frozen = []
-    for name, tensor in checkpoint.read_tensors(newest / checkpoint.WEIGHTS).items():
+    for name, about in stored.weights.items():
         waits = name in moments and any(part in HEADS for part in name.split("."))
-        if tensor.ndim > 1 and not moments.get(name, False) and not waits:
+        if len(about.size) > 1 and not moments.get(name, False) and not waits:
             frozen.append(name)
     return frozen

@@ -28,12 +28,13 @@ from encoderlab.train.checkpoint import Snapshot
 from encoderlab.train.data import Data, Feed
 from encoderlab.train.distributed import company, join
 from encoderlab.train.engine import Engine, is_out_of_memory
-from encoderlab.train.folder import METRICS, RunFolder
+from encoderlab.train.folder import METRICS, RunFolder, flatten
 from encoderlab.train.journal import SHOWN, Journal
 from encoderlab.train.precision import caution
 from encoderlab.train.progress import facts
 from encoderlab.train.recipe import Budget, Training
-from encoderlab.train.signals import STOP_SIGNALS, collected_signals
+from encoderlab.train.signals import ENDING, STOP_SIGNALS, collected_signals
+from encoderlab.train.stored import StoredTensors
 from encoderlab.train.tally import Tally, measure, summary
 
 log = logging.getLogger(__name__)
@@ -76,7 +77,8 @@ def train(
         title: the name shown while it trains; default: the recipe's.
 
     Raises:
-        Stopped: by SIGINT, SIGTERM or the end of ``session``, after a checkpoint; its code is 130, 143 or 75.
+        Stopped: by SIGINT, SIGTERM, SIGUSR1 or the end of ``session``, after a checkpoint; its code is 130, 143, 75 or
+            75.
         Diverged, OutOfMemory, ConfigError, DataError: see the messages; earlier checkpoints are intact.
     """
     with company(), contextlib.ExitStack() as stack:
@@ -145,7 +147,10 @@ class _Run:
         stack.callback(lambda: self.feed.close())
         if warning := caution(recipe.precision, self.world.device):
             self.journal.warn(warning)
-        self.writer = checkpoint.Writer(self.checkpoints, keep=recipe.checkpoints.keep) if self.world.main else None
+        sharers = self.world if self.engine.sharded else None
+        self.writer = None
+        if self.world.main or sharers:
+            self.writer = checkpoint.Writer(self.checkpoints, keep=recipe.checkpoints.keep, world=sharers)
         self._resume()
         self.signals = stack.enter_context(collected_signals())
         self.started = self.saved = replace(self.place)
@@ -168,6 +173,8 @@ class _Run:
             raise ConfigError(
                 f"a batch of {smallest} rows is too small for {processes} processes; give at least one row to each"
             )
+        settings = flatten(config.to_dict(recipe)) | flatten(dict(self.data.hashes), "data ")
+        self.world.same(settings, "give every process the same command and the same data")
         if recipe.budget.unit == "flops" and self.data.operations is None:
             raise ConfigError("a budget in flops needs the cost of a token; give data.operations, or a budget in steps")
 
@@ -201,7 +208,7 @@ class _Run:
         logged, validated = self._log(), self._validate()
         if logged or validated or place.step > self.saved.step:
             self._save()
-        self.world.agree(self._written)
+        self._written_everywhere()
         self.engine.take_average()
         return Outcome(
             step=place.step,
@@ -275,11 +282,12 @@ class _Run:
     def _stop(self, number: int) -> None:
         """Save, and raise Stopped for the signal ``number``, or for the end of the session (0)."""
         self._save()
-        self._written()
+        self._written_everywhere()  # a launcher may end the other processes as soon as one has ended
         why = signal.Signals(number).name if number else "the end of the session"
         step = self.place.step
         log.info("stopped by %s at step %d", why, step, extra=SHOWN)
-        raise Stopped(f"stopped by {why} at step {step}; run the same command again to resume", signal=number or None)
+        own_code = None if number in (0, ENDING) else number
+        raise Stopped(f"stopped by {why} at step {step}; run the same command again to resume", signal=own_code)
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -450,7 +458,7 @@ class _Run:
         with self._explained():
             engine.check()
         totals, weights, carried = engine.tally.totals(self.world), engine.weights(), engine.carried()
-        if self.writer is not None and self.folder is not None:
+        if self.writer is not None:
             norm = max(engine.largest_norm.item(), self.place.window_norm)
             state = {
                 "place": asdict(replace(self.place, window_norm=norm)),
@@ -458,7 +466,7 @@ class _Run:
                 "engine": engine.counters(),
                 "window": totals,
                 "validation": self.validation,
-                **self.folder.metrics_state(),
+                **(self.folder.metrics_state() if self.folder is not None else {}),
                 "processes": self.world.size,
             }
             recipe = config.to_dict(self.recipe)
@@ -473,6 +481,12 @@ class _Run:
             self.writer.wait()
         return 0.0
 
+    def _written_everywhere(self) -> None:
+        """Wait until every process has written its checkpoints; every process must call it."""
+        if not self.world.main:
+            self._written()
+        self.world.agree(self._written)
+
     def _resume(self) -> None:
         """Continue from the newest whole checkpoint, if there is one."""
         step = int(self.world.agree(self._find))
@@ -481,7 +495,7 @@ class _Run:
             saved = self.checkpoints / checkpoint.name(step)
             state = checkpoint.read_json(saved / checkpoint.STATE)
             checkpoint.load_weights(self.engine.objective, saved)
-            self.engine.restore(checkpoint.read_tensors(saved / checkpoint.CARRIED), state["engine"])
+            self.engine.restore(StoredTensors(saved), state["engine"])
             self.engine.tally.restore(state["window"], self.world)
             self.place = Place(**state["place"])
             self.feed = Feed(self.data.source, state["source"])

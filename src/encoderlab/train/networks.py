@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from encoderlab.config import from_dict, read_file
 from encoderlab.corpus.shards import Corpus
@@ -105,7 +106,8 @@ def bare_objective(recipe: Recipe) -> Objective:
     settings, size = recipe.objective, recipe.model.encoder.vocab
     second = None if recipe.generator is None else Model(recipe.generator)
     if isinstance(settings, DistillSettings):
-        second = load(settings.teacher)
+        with torch.device("cpu"):  # also where the caller gives the networks no memory
+            second = load(settings.teacher)
     vocabulary = Vocabulary(size=size, pad=0, mask=1, special=(0, 1), counts=np.ones(size))
     return _objective(recipe, Model(recipe.model), second, vocabulary)
 

@@ -7,6 +7,7 @@ shards.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from encoderlab.errors import ConfigError
 from encoderlab.nn.attention import Attention
@@ -255,9 +257,9 @@ class Optimizer:
 
     def __init__(self, groups: list[Group], optim: Optim) -> None:
         sharded = any(isinstance(p, DTensor) for group in groups for p in group.parameters)
-        if sharded and isinstance(optim, (Lamb, Muon, StableAdamW)):
-            raise ConfigError(f"{optim.kind} needs whole tensors, and fsdp shards them; set execution.parallel=ddp")
-        self.groups, self.optim = groups, optim
+        if sharded and isinstance(optim, Muon):
+            raise ConfigError(f"{optim.kind} needs whole matrices, and fsdp shards them; set execution.parallel=ddp")
+        self.groups, self.optim, self.sharded = groups, optim, sharded
         self.state: dict[str, dict[str, Tensor]] = {
             name: {
                 kind: torch.zeros_like(parameter)
@@ -331,7 +333,7 @@ class Optimizer:
         )
 
     def _stable(self, group: Group, shards: Shards, lr: float, grad_scale: Tensor | None, skip: Tensor | None) -> None:
-        """The formula of :class:`StableAdamW`, on whole tensors."""
+        """The formula of :class:`StableAdamW`; under FSDP the mean of a tensor is one over its shards."""
         _, weights, grads, means, squares = shards
         (beta1, beta2), eps = self.optim.betas, self.optim.eps
         left_out = _prepare(grads, grad_scale, skip)
@@ -341,7 +343,10 @@ class Optimizer:
         second = torch._foreach_div(squares, 1 - beta2**self.steps)
         for grad, variance in zip(grads, second, strict=True):
             grad.square_().div_(variance.clamp(min=eps**2))
-        surprise = torch.stack([grad.mean() for grad in grads]).sqrt().clamp(min=1.0)
+        sizes = dict(zip(group.names, (parameter.numel() for parameter in group.parameters), strict=True))
+        totals = self._over_shards(torch.stack([grad.sum() for grad in grads]))
+        means_of_squares = totals / totals.new_tensor([sizes[name] for name in shards.names])
+        surprise = means_of_squares.sqrt().clamp(min=1.0)
         rates = list(torch.where(left_out, 0.0, lr * group.rate / surprise).unbind())
         torch._foreach_mul_(weights, [1 - rate * group.weight_decay for rate in rates])
         torch._foreach_sqrt_(second)
@@ -351,7 +356,7 @@ class Optimizer:
         torch._foreach_add_(weights, update)
 
     def _lamb(self, group: Group, shards: Shards, lr: float, grad_scale: Tensor | None, skip: Tensor | None) -> None:
-        """The formula of :class:`Lamb`, on whole tensors."""
+        """The formula of :class:`Lamb`; under FSDP the norm of a tensor is one over its shards."""
         names, weights, grads, means, squares = shards
         (beta1, beta2), eps = self.optim.betas, self.optim.eps
         left_out = _prepare(grads, grad_scale, skip)
@@ -367,14 +372,25 @@ class Optimizer:
         torch._foreach_add_(update, weights, alpha=group.weight_decay)
         if group.matrices:
             # The original scales queries, keys and values each by their own ratio; here they are thirds of one tensor.
-            update_parts = [part for n, u in zip(names, update, strict=True) for part in _published_tensors(n, u)]
-            weight_parts = [part for n, w in zip(names, weights, strict=True) for part in _published_tensors(n, w)]
-            of_weights = torch.stack(torch._foreach_norm(weight_parts))
-            of_update = torch.stack(torch._foreach_norm(update_parts))
+            whole = dict(zip(group.names, group.parameters, strict=True))
+            update_parts = [part for n, u in zip(names, update, strict=True) for part in _parts(n, u, whole[n])]
+            weight_parts = [part for n, w in zip(names, weights, strict=True) for part in _parts(n, w, whole[n])]
+            of_weights, of_update = self._norms(weight_parts), self._norms(update_parts)
             ratios = torch.where((of_weights > 0) & (of_update > 0), of_weights / of_update, 1.0)
             torch._foreach_mul_(update_parts, list(ratios.unbind()))
         torch._foreach_mul_(update, taken)
         torch._foreach_add_(weights, update, alpha=-lr * group.rate)
+
+    def _norms(self, parts: list[Tensor]) -> Tensor:
+        """The L2 norms of the tensors that ``parts`` are shards of."""
+        norms = torch.stack(torch._foreach_norm(parts))
+        return self._over_shards(norms.square()).sqrt() if self.sharded else norms
+
+    def _over_shards(self, sums: Tensor) -> Tensor:
+        """``sums`` of shards, added up over the processes that have the others."""
+        if self.sharded:
+            dist.all_reduce(sums)
+        return sums
 
     def _muon(self, group: Group, shards: Shards, lr: float, grad_scale: Tensor | None, skip: Tensor | None) -> None:
         """The formula of :class:`Muon`; matrices of equal shape are iterated together."""
@@ -473,6 +489,16 @@ def orthogonalised(matrices: Tensor) -> Tensor:
 def _published_tensors(name: str, tensor: Tensor) -> tuple[Tensor, ...]:
     """The original implementation's tensors inside ``tensor``, as views."""
     return tensor.chunk(3) if name.rsplit(".", 1)[-1] == "qkv" else (tensor,)
+
+
+def _parts(name: str, shard: Tensor, whole: Tensor) -> tuple[Tensor, ...]:
+    """:func:`_published_tensors` of ``whole``, as far as they lie in this process's ``shard`` of it (rows in a row)."""
+    if not isinstance(whole, DTensor):
+        return _published_tensors(name, shard)
+    first = compute_local_shape_and_global_offset(whole.shape, whole.device_mesh, whole.placements)[1][0]
+    rows = [len(part) for part in _published_tensors(name, torch.empty(whole.shape, device="meta"))]
+    ends = [min(max(end - first, 0), len(shard)) for end in itertools.accumulate(rows)]
+    return tuple(shard[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True))
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from encoderlab.config import from_dict, read_file
 from encoderlab.corpus.manifest import TOKENIZER, verify
 from encoderlab.corpus.shards import Corpus
@@ -21,11 +24,12 @@ from encoderlab.train import checkpoint
 from encoderlab.train.branching import branch
 from encoderlab.train.checks import check
 from encoderlab.train.corpus_data import corpus_data
-from encoderlab.train.distributed import join
+from encoderlab.train.distributed import join, named_tensors
 from encoderlab.train.folder import RECIPE
 from encoderlab.train.loop import Outcome, train
 from encoderlab.train.networks import bare_objective, build_objective, fit
 from encoderlab.train.recipe import Budget, Recipe
+from encoderlab.train.stored import StoredTensors
 
 
 def pretrain(
@@ -57,8 +61,9 @@ def pretrain(
         raise ConfigError(
             "evaluation.pairs needs a scorer of minimal pairs; give score=validation_scores, or set pairs to null"
         )
-    text = Corpus(corpus)
-    tokenizer = Tokenizer.load(text.tokenizer_path)
+    world = join(recipe.execution.device)
+    text = world.everywhere(lambda: Corpus(corpus))
+    tokenizer = world.everywhere(lambda: Tokenizer.load(text.tokenizer_path))
     resumed = any((out / "checkpoints").glob("step-*"))  # checkpoints have all weights; init_from may be gone
     if not resumed and (out / RECIPE).exists() and (out / "model").exists():
         raise DataError(
@@ -68,19 +73,19 @@ def pretrain(
     branching = branch_from is not None and not resumed
     recipe = fit(recipe, tokenizer, resumed=out if resumed else None)
     if branch_from is not None and branching:
-        join(recipe.execution.device).agree(lambda: branch(branch_from, out, recipe))
+        world.agree(lambda: branch(branch_from, out, recipe))
         resumed = True
-    join(recipe.execution.device).agree(lambda: _verified(corpus))
+    world.agree(lambda: _verified(corpus))
     objective = build_objective(recipe, tokenizer, text, resumed=resumed)
     data = corpus_data(recipe, objective, corpus, tokenizer)
     if score is not None:
         data = replace(data, score=score(recipe, objective))
     outcome = train(objective, recipe, data, out, session=session, peak=peak(recipe) if peak else None)
-    if join(recipe.execution.device).main:
+    if world.main:
+        values = None
         if recipe.execution.parallel == "fsdp":  # this process has only shards; the checkpoint has everything
-            objective = build_objective(recipe, tokenizer, text, resumed=True)
-            checkpoint.load_result(objective, outcome.checkpoint)
-        save_models(objective, tokenizer, out)
+            objective, values = _unread(recipe, outcome.checkpoint)
+        save_models(objective, tokenizer, out, values=values)
     return outcome
 
 
@@ -100,11 +105,31 @@ def _verified(corpus: Path) -> float:
     return 0.0
 
 
-def save_models(objective: Objective, tokenizer: Tokenizer, out: Path) -> None:
-    """Write the objective's models into ``out/model``."""
+def save_models(
+    objective: Objective, tokenizer: Tokenizer, out: Path, *, values: Callable[[Tensor], Tensor] | None = None
+) -> None:
+    """Write the objective's models into ``out/model``; ``values`` as for
+    :func:`encoderlab.interchange.folder.save`.
+    """
     for name, model in objective.models().items():
         model.tokenizer = tokenizer
-        folders.save(model, out / "model" if name == "model" else out / "model" / name)
+        folders.save(model, out / "model" if name == "model" else out / "model" / name, values=values)
+
+
+def _unread(recipe: Recipe, folder: Path) -> tuple[Objective, Callable[[Tensor], Tensor]]:
+    """The objective of a run without memory for its weights, and what reads the result of one from the checkpoint
+    ``folder``.
+    """
+    with torch.device("meta"):
+        objective = bare_objective(recipe)
+    stored = StoredTensors(folder)
+    names = {id(tensor): name for name, tensor in named_tensors(objective).items()}
+
+    def values(tensor: Tensor) -> Tensor:
+        name = names[id(tensor)]
+        return stored[f"{checkpoint.AVERAGE}{name}" if f"{checkpoint.AVERAGE}{name}" in stored else name]
+
+    return objective, values
 
 
 def models_at(folder: Path) -> dict[str, Model]:
@@ -114,13 +139,34 @@ def models_at(folder: Path) -> dict[str, Model]:
     Raises:
         DataError: the checkpoint is damaged, or not one of pretraining.
     """
+    objective = bare_objective(_recipe_of(folder))
+    checkpoint.load_result(objective, folder)
+    models = {name: model.eval() for name, model in objective.models().items()}
+    return _with_tokenizer(models, folder)
+
+
+def unread_models_at(folder: Path) -> tuple[dict[str, Model], Callable[[Tensor], Tensor]]:
+    """:func:`models_at` on device ``meta``, and what reads the values of one of their parameters.
+
+    For writing a model that is larger than memory: :func:`encoderlab.interchange.folder.save` takes both.
+
+    Raises:
+        DataError: the checkpoint is damaged, or not one of pretraining.
+    """
+    objective, values = _unread(_recipe_of(folder), folder)
+    return _with_tokenizer(objective.models(), folder), values
+
+
+def _recipe_of(folder: Path) -> Recipe:
+    """The recipe of a checkpoint, after a look at all its bytes."""
     checkpoint.verify(folder)
     kept = read_file(folder / checkpoint.RECIPE)
     if "objective" not in kept:
         raise DataError(f"{folder}: not a checkpoint of pretraining; to finish its run, repeat the run's command")
-    objective = bare_objective(from_dict(Recipe, kept))
-    checkpoint.load_result(objective, folder)
-    models = {name: model.eval() for name, model in objective.models().items()}
+    return from_dict(Recipe, kept)
+
+
+def _with_tokenizer(models: dict[str, Model], folder: Path) -> dict[str, Model]:
     place = folder.resolve().parents[1] / TOKENIZER
     if place.is_dir():
         tokenizer = Tokenizer.load(place)

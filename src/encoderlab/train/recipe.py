@@ -229,6 +229,8 @@ class Training:
         clip: largest global norm of the gradient; None for no clipping.
         average: validate, and return, an average of the weights instead of the last weights.
         precision: bf16 and fp16 compute under autocast with fp32 weights, fp16 with a dynamic loss scale.
+        exchange: ``bf16`` halves the bytes of gradients that processes send each other, and rounds them; None sends
+            fp32. A run of one process sends nothing.
         log_every: steps between two lines of training metrics.
 
     Raises:
@@ -243,6 +245,7 @@ class Training:
     clip: float | None = 1.0
     average: WeightAverage | None = None
     precision: Precision = "fp32"
+    exchange: Literal["bf16"] | None = None
     seed: int = 1
     evaluation: Evaluation = Evaluation()
     checkpoints: Checkpoints = Checkpoints()

@@ -1,4 +1,8 @@
-"""Collect SIGINT and SIGTERM as requests to stop, which a run answers after its step."""
+"""Collect SIGINT, SIGTERM and SIGUSR1 as requests to stop, which a run answers after its step.
+
+SIGUSR1 is the one that schedulers of clusters send before the time of a job ends: a run that it stops has exit code 75,
+which means that the same command continues it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,8 @@ import signal
 import threading
 from collections.abc import Iterator
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+ENDING = getattr(signal, "SIGUSR1", None)  # Windows has none
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM) + (() if ENDING is None else (ENDING,))
 
 
 @contextlib.contextmanager

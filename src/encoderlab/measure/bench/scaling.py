@@ -1,19 +1,18 @@
 """``encoderlab bench scaling``: training with several processes of one thread, and a model of what communication costs.
 
-Averaging S bytes over N processes in a ring takes ``2 (N - 1) / N * S / bandwidth + 2 (N - 1) * latency``; latency and
-bandwidth are fitted from exchanges of several sizes in the same run. Gradients travel in buckets, one after another,
-each as soon as the backward pass has filled it, so that a step ends with the later of computing and the last bucket,
-and the update. The model is checked in the same run against a link that is made slow on purpose: buckets then arrive
-when the ring formula says, and not before.
+Latency and bandwidth of :mod:`encoderlab.measure.many_processes` are fitted from exchanges of several sizes in the same
+run. The model is checked in the same run against a link that is made slow on purpose: buckets then arrive
+when the ring formula says, and not before. Under torchrun the processes are those of its nodes.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -29,55 +28,16 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from encoderlab.batches.rows import Row
-from encoderlab.errors import EncoderlabError
+from encoderlab.errors import ConfigError, EncoderlabError
 from encoderlab.measure.bench.contenders import LR, Ours
 from encoderlab.measure.bench.families import Case
-from encoderlab.measure.bench.train import TrainSetting, real_rows
+from encoderlab.measure.bench.train import TrainSetting, operations_per_token, real_rows
+from encoderlab.measure.many_processes import Link, Step
 from encoderlab.nn import kernels
 from encoderlab.objectives.vocabulary import Vocabulary
 
 SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 22)  # floats of the exchanges that latency and bandwidth are fitted from
 SLOW_LATENCY = 1e-3  # seconds, of the link that is made slow
-
-
-@dataclass(frozen=True)
-class Link:
-    """Seconds before the first byte arrives, and bytes per second."""
-
-    latency: float
-    bandwidth: float
-
-    def seconds(self, size: float, processes: int) -> float:
-        """Averaging ``size`` bytes over ``processes`` in a ring."""
-        hops = processes - 1
-        return 2 * hops / processes * size / self.bandwidth + 2 * hops * self.latency
-
-
-@dataclass(frozen=True)
-class Step:
-    """The times of a step without communication, in seconds.
-
-    Args:
-        buckets: of each bucket of gradients, when it is filled, counted from the start of the step, and its bytes.
-        computed: when the backward pass ends.
-        update: how long the optimiser takes after that.
-    """
-
-    buckets: Sequence[tuple[float, int]]
-    computed: float
-    update: float
-
-    @property
-    def size(self) -> int:
-        """Bytes of all gradients."""
-        return sum(size for _, size in self.buckets)
-
-    def seconds(self, link: Link, processes: int) -> float:
-        """The whole step with ``processes`` on ``link``."""
-        arrived = 0.0
-        for filled, size in self.buckets:
-            arrived = max(arrived, filled) + link.seconds(size, processes)
-        return max(self.computed, arrived) + self.update
 
 
 @dataclass(frozen=True)
@@ -95,16 +55,26 @@ def run(case: Case, corpus: Path, *, processes: int, rows: int, length: int, ste
     """Tokens per second of one process and of ``processes``, each with one thread and ``rows`` rows.
 
     Also the seconds of a step that communication adds, what the model predicts for other counts at this link, and what
-    it predicted and what was measured at a link whose exchange takes half as long as a step.
+    it predicted and what was measured at a link whose exchange takes half as long as a step. Under torchrun its
+    processes are measured, whatever ``processes`` says, and only the first one returns.
     """
-    vocabulary, batches = real_rows(case, corpus, TrainSetting(rows=rows, length=length))
+    setting = TrainSetting(rows=rows, length=length)
+    vocabulary, batches = real_rows(case, corpus, setting)
     work = ScalingWork(case, vocabulary, batches, steps)
-    alone, together = _launch(1, work), _launch(processes, work)
+    nodes = Nodes() if "TORCHELASTIC_RUN_ID" in os.environ else None
+    processes = processes if nodes is None else nodes.size
+
+    def measured(count: int, work: ScalingWork) -> dict[str, Any]:
+        return _launch(count, work) if nodes is None else nodes.measured(count, work)
+
+    alone, together = measured(1, work), measured(processes, work)
     link, step = fit(together["exchanges"], processes), together["local"]
     local = step.computed + step.update
     slow = Link(SLOW_LATENCY, 2 * (processes - 1) / processes * step.size / (local / 2))
-    throttled = _launch(processes, replace(work, link=slow))
-    tokens = rows * length
+    throttled = measured(processes, replace(work, link=slow))
+    if nodes is not None:
+        nodes.end()
+    tokens, real = rows * length, statistics.mean(sum(len(row.ids) for row in batch) for batch in batches)
     expected, measured = throttled["local"].seconds(slow, processes), throttled["step"]
     return {
         "case": case.name,
@@ -113,6 +83,8 @@ def run(case: Case, corpus: Path, *, processes: int, rows: int, length: int, ste
         "efficiency": alone["step"] / together["step"],
         "step_seconds": together["step"],
         "compute_seconds": local,
+        "update_seconds": step.update,
+        "flops_per_second": real * operations_per_token(case, batches, setting) / step.computed,
         "exposed_communication_seconds": max(0.0, together["step"] - local),
         "link": {"latency_seconds": link.latency, "bytes_per_second": link.bandwidth},
         "gradient_bytes": step.size,
@@ -129,6 +101,42 @@ def run(case: Case, corpus: Path, *, processes: int, rows: int, length: int, ste
     }
 
 
+class Nodes:
+    """The processes that torchrun started, of which this is one.
+
+    Raises:
+        ConfigError: there is only one.
+    """
+
+    def __init__(self) -> None:
+        self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        if self.size < 2:
+            raise ConfigError("torchrun started one process; start at least 2 to compare with one")
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo")
+        self.groups = {1: dist.new_group([0]), self.size: dist.new_group()}
+
+    def measured(self, count: int, work: ScalingWork) -> dict[str, Any]:
+        """What the first process measured with ``count`` processes: one, for which the others wait, or all."""
+        found = [_measure(count, work, self.groups[count]) if self.rank < count else None]
+        dist.broadcast_object_list(found)
+        assert found[0] is not None
+        return found[0]
+
+    def end(self) -> None:
+        """End all processes but the first, and that one without destroying the groups, see :func:`_serve`."""
+        dist.barrier()
+        if self.rank:
+            os._exit(0)
+        atexit.register(_leave)
+
+
+def _leave() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
 def fit(exchanges: list[tuple[int, float]], processes: int) -> Link:
     """Latency and bandwidth by least squares from (bytes, seconds) of averaging over ``processes``."""
     hops = processes - 1
@@ -143,8 +151,8 @@ class _Wire:
     delivers it no sooner than ``link`` would.
     """
 
-    def __init__(self, link: Link | None, world: int) -> None:
-        self.link, self.world = link, world
+    def __init__(self, link: Link | None, world: int, group: Any) -> None:
+        self.link, self.world, self.group = link, world, group
         self.waiting: SimpleQueue[tuple[Tensor, float, Future[Tensor]] | None] = SimpleQueue()
         self.thread = Thread(target=self._carry, daemon=True)  # which does not keep a process that failed alive
         self.thread.start()
@@ -170,7 +178,7 @@ class _Wire:
         free = 0.0
         while (sent := self.waiting.get()) is not None:
             values, filled, average = sent
-            dist.all_reduce(values.div_(self.world))
+            dist.all_reduce(values.div_(self.world), group=self.group)
             if self.link is not None:
                 free = max(free, filled) + self.link.seconds(values.numel() * values.element_size(), self.world)
                 time.sleep(max(0.0, free - time.perf_counter()))
@@ -201,20 +209,29 @@ def _launch(world: int, work: ScalingWork) -> dict[str, Any]:
 
 
 def _serve(rank: int, world: int, meeting: str, work: ScalingWork, results: Any) -> None:
-    """Time steps with and without the exchange of gradients, in turns, and exchanges alone; what a process runs."""
+    """What a process runs that :func:`_launch` began."""
     torch.set_num_threads(1)
-    kernels.keep_memory()  # as our training loop does
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world)
+    found = _measure(world, work, dist.group.WORLD)
+    if rank == 0:
+        results.put(found)
+    dist.barrier()
+    os._exit(0)  # destroying the group may wait for ever, for a thread that waits for the interpreter to free a tensor
+
+
+def _measure(world: int, work: ScalingWork, group: Any) -> dict[str, Any]:
+    """Time steps with and without the exchange of gradients in ``group``, in turns, and exchanges alone."""
+    kernels.keep_memory()  # as our training loop does
     player = Ours(work.case, work.vocabulary)
     batches = player.batches(work.rows)
-    network = DistributedDataParallel(player.objective)
-    wire = _Wire(work.link, world)
+    network = DistributedDataParallel(player.objective, process_group=group)
+    wire = _Wire(work.link, world, group)
     network.register_comm_hook(None, lambda _, bucket: wire.send(bucket))
     optimizer = torch.optim.AdamW(player.parameters, lr=LR, fused=True)
 
     def step(number: int, *, exchanged: bool) -> tuple[float, float]:
         """Seconds of the step, and of its update."""
-        dist.barrier()
+        dist.barrier(group)
         wire.begin()
         network.require_backward_grad_sync = exchanged
         network.require_forward_param_sync = exchanged
@@ -223,7 +240,7 @@ def _serve(rank: int, world: int, meeting: str, work: ScalingWork, results: Any)
         computed = time.perf_counter()
         optimizer.step()
         optimizer.zero_grad()
-        dist.barrier()
+        dist.barrier(group)
         ended = time.perf_counter()
         return ended - wire.started, ended - computed
 
@@ -237,19 +254,16 @@ def _serve(rank: int, world: int, meeting: str, work: ScalingWork, results: Any)
     update = statistics.median(update for _, update in local)
     computed = statistics.median(seconds for seconds, _ in local) - update
     filled = [(statistics.median(one[i][0] for one in buckets), size) for i, (_, size) in enumerate(buckets[0])]
-    exchanges = [(4 * size, _seconds_of_exchange(size)) for size in SIZES]
-    if rank == 0:
-        results.put({"step": statistics.median(whole), "local": Step(filled, computed, update), "exchanges": exchanges})
-    dist.barrier()
-    os._exit(0)  # destroying the group may wait for ever, for a thread that waits for the interpreter to free a tensor
+    exchanges = [(4 * size, _seconds_of_exchange(size, group)) for size in SIZES]
+    return {"step": statistics.median(whole), "local": Step(filled, computed, update), "exchanges": exchanges}
 
 
-def _seconds_of_exchange(size: int) -> float:
-    """The median of five sums of ``size`` floats over all processes."""
+def _seconds_of_exchange(size: int, group: Any) -> float:
+    """The median of five sums of ``size`` floats over the processes of ``group``."""
     values, times = torch.randn(size), []
     for _ in range(5):
-        dist.barrier()
+        dist.barrier(group)
         started = time.perf_counter()
-        dist.all_reduce(values)
+        dist.all_reduce(values, group=group)
         times.append(time.perf_counter() - started)
     return statistics.median(times)

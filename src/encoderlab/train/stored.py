@@ -1,0 +1,91 @@
+"""The tensors of a checkpoint, however many processes wrote them: each is read when it is asked for, or only a part.
+
+Files are safetensors in the layout of :class:`torch.distributed.checkpoint.HuggingFaceStorageWriter`: a file of a
+process has its parts of the tensors, and their places in its header. A file that one process wrote has whole tensors.
+The default layout of that library is not used, because it keeps places in a pickle, and reading a pickle runs code.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors import SafetensorError
+from torch import Tensor
+from torch.distributed.checkpoint import HuggingFaceStorageReader
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from encoderlab.errors import DataError
+
+CARRIED = "/"  # a name with it, such as ``exp_avg/table.weight``, is not of a weight
+
+
+class StoredTensors(Mapping[str, Tensor]):
+    """The tensors in the safetensors files of ``folder``.
+
+    Raises:
+        DataError: a file is not safetensors.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._reader = _Reader(str(folder))
+        try:
+            about = self._reader.headers.state_dict_metadata
+        except (SafetensorError, OSError, ValueError, KeyError) as error:
+            raise DataError(f"{folder}: cannot be read as safetensors ({error})") from None
+        self.about: dict[str, TensorStorageMetadata] = dict(sorted(about.items()))  # type: ignore[arg-type]
+
+    def __getitem__(self, name: str) -> Tensor:
+        about = self.about[name]
+        tensor = torch.empty(about.size, dtype=about.properties.dtype)
+        self.read_into({name: tensor})
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.about)
+
+    def __len__(self) -> int:
+        return len(self.about)
+
+    @property
+    def weights(self) -> dict[str, TensorStorageMetadata]:
+        """Shape and type of each of the objective's tensors."""
+        return {name: about for name, about in self.about.items() if CARRIED not in name}
+
+    def read_into(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy the tensors of these names into ``tensors``. Of a sharded one only this process's part is read.
+
+        Raises:
+            DataError: a name is missing, or a shape is another.
+        """
+        for name, tensor in tensors.items():
+            if name not in self.about:
+                raise DataError(f"{self.folder}: has no tensor {name}, so it is a checkpoint of another run")
+            if tensor.shape != self.about[name].size:
+                stored = tuple(self.about[name].size)
+                raise DataError(f"{self.folder}: {name} is {stored} there and {tuple(tensor.shape)} in this model")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that no process group takes part: each process reads by itself
+            try:
+                dcp.load({n: t.detach() for n, t in tensors.items()}, storage_reader=self._reader, no_dist=True)
+            except CheckpointException as error:
+                reason = next(iter(error.failures.values()))[0]
+                raise DataError(f"{self.folder}: cannot be read ({reason})") from None
+
+
+class _Reader(HuggingFaceStorageReader):
+    """Reads the headers of all files once."""
+
+    @cached_property
+    def headers(self) -> Metadata:
+        return super().read_metadata()
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        return self.headers
