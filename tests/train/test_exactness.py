@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from encoderlab.errors import Stopped
+from encoderlab.errors import DataError, Stopped
 from encoderlab.interchange.folder import save
 from encoderlab.train import checkpoint
 from encoderlab.train.pretraining import models_at, unread_models_at
@@ -103,6 +103,10 @@ def test_parts_of_processes_become_a_model_one_tensor_at_a_time(tmp_path: Path, 
         save(models[name], tmp_path / "parts" / name, values=values)
         whole, parts = (load_file(tmp_path / place / name / "model.safetensors") for place in ("whole", "parts"))
         assert whole.keys() == parts.keys() and all(torch.equal(whole[key], parts[key]) for key in whole)
+    lost = next(shutil.copytree(last, tmp_path / LAST).glob("shard-00002-*"))
+    lost.unlink()
+    with pytest.raises(DataError, match=f"{lost.name}: missing from the checkpoint"):
+        models_at(tmp_path / LAST)
 
 
 @pytest.mark.parametrize("case", CASES)
