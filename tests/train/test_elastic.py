@@ -49,6 +49,7 @@ def test_restarts_that_would_hang_are_refused(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match="set the variable TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
         join("cpu")
+    assert (CLUSTER / "kubernetes.yaml").read_text() in (CLUSTER.parents[1] / "docs" / "scaling.md").read_text()
     assert VARIABLES == {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, "as the toy is started, too"
 
 

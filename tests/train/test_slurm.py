@@ -16,6 +16,7 @@ from encoderlab.train.folder import METRICS
 from tests.train.test_distributed import small_corpus
 
 JOB = Path(__file__).parents[2] / "benchmarks" / "cluster" / "pretrain.sbatch"
+PAGE = JOB.parents[2] / "docs" / "scaling.md"
 SRUN = """#!{python}
 # srun: every task with its number; the signals of the job reach the tasks, the code is the largest of theirs.
 import os, subprocess, sys
@@ -40,6 +41,7 @@ exec {python} -m encoderlab "$@"
 
 
 def test_a_job_whose_time_ends_is_queued_again_and_goes_on(tmp_path: Path) -> None:
+    assert JOB.read_text() in PAGE.read_text(), "docs/scaling.md shows the file"
     corpus, out = small_corpus(tmp_path), tmp_path / "run"
     commands = tmp_path / "bin"
     commands.mkdir()

@@ -42,7 +42,7 @@ def _sources(model: Model) -> dict[str, list[Tensor]]:
             state[name] = [parameter]
     embeddings = model.encoder.embeddings
     for name in ("words", "positions"):
-        own, base = getattr(embeddings, name), getattr(embeddings, f"base_{name}")
+        own, base = getattr(embeddings, name), getattr(embeddings.base[0], name) if embeddings.base else None
         if own is not None and base is not None:
             state[f"encoder.embeddings.{name}"] = [own, base]
     return state

@@ -193,7 +193,7 @@ def _aside(folder: Path, process: int) -> Path:
 
 
 def _complete(folder: Path, partial: Path, files: dict[str, Any], snapshot: Snapshot) -> float:
-    """Write plain data and manifest beside the tensors' ``files``, and give the folder its name."""
+    """Write plain data and manifest next to the tensors' ``files``, and give the folder its name."""
     for name, entry in files.items():
         if not (partial / name).is_file() or (partial / name).stat().st_size != entry["bytes"]:
             raise DataError(
