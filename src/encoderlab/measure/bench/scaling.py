@@ -118,10 +118,10 @@ class Nodes:
 
     def measured(self, count: int, work: ScalingWork) -> dict[str, Any]:
         """What the first process measured with ``count`` processes: one, for which the others wait, or all."""
-        found = [_measure(count, work, self.groups[count]) if self.rank < count else None]
-        dist.broadcast_object_list(found)
-        assert found[0] is not None
-        return found[0]
+        measured = [_measure(count, work, self.groups[count]) if self.rank < count else None]
+        dist.broadcast_object_list(measured)
+        assert measured[0] is not None
+        return measured[0]
 
     def end(self) -> None:
         """End all processes but the first, and that one without destroying the groups, see :func:`_serve`."""
@@ -212,9 +212,9 @@ def _serve(rank: int, world: int, meeting: str, work: ScalingWork, results: Any)
     """What a process runs that :func:`_launch` began."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world)
-    found = _measure(world, work, dist.group.WORLD)
+    measured = _measure(world, work, dist.group.WORLD)
     if rank == 0:
-        results.put(found)
+        results.put(measured)
     dist.barrier()
     os._exit(0)  # destroying the group may wait for ever, for a thread that waits for the interpreter to free a tensor
 
