@@ -1,21 +1,30 @@
 #!/usr/bin/env bash
-# Makes small-en, the model that comes with the package, to the bit on a processor of the same kind; run it again to resume.
+# Makes the models that come with the package, to the bit on a processor of the same kind; run it again to resume.
 #
-#     DATA=data bash benchmarks/pretrained/make.sh
+#     DATA=data bash benchmarks/pretrained/make.sh small-en
+#     DATA=data ARTICLES=TranslateProject bash benchmarks/pretrained/make.sh small-zh
 #
-# DATA holds pretrain_en/. Text, corpus and runs lie below runs/, which git ignores; the model is runs/small-en/model.
+# DATA holds pretrain_en/ or pretrain_zh/; ARTICLES is the clone that benchmarks/pretrained/text_zh.py names. Text, corpus
+# and runs lie below runs/, which git ignores; the model is runs/NAME/model.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-DATA=$(realpath "${DATA:-data}") here=benchmarks/pretrained
+name=$1 here=benchmarks/pretrained
+DATA=$(realpath "${DATA:-data}")
 PYTHON=${PYTHON:-.venv/bin/python}
 export PYTHONPATH=$PWD/src OMP_NUM_THREADS=${THREADS:-1}
 encoderlab() { "$PYTHON" -m encoderlab "$@"; }
-if [ ! -e runs/corpora/en ]; then
-    "$PYTHON" -m benchmarks.studies.text "$DATA/pretrain_en" runs/text/en
-    encoderlab corpus build runs/text/en --out runs/corpora/en --tokenizer wordpiece --cased --vocab-size 8192 \
-        --validation 0.01
+case $name in
+    small-en) language=en precision=fp32 text=(benchmarks.studies.text "$DATA/pretrain_en") ;;
+    small-zh) language=zh precision=bf16 text=(benchmarks.pretrained.text_zh "$DATA/pretrain_zh" "${ARTICLES:-}") ;;
+    *) echo "$name: expected small-en or small-zh" >&2; exit 2 ;;
+esac
+if [ ! -e runs/corpora/$language ]; then
+    "$PYTHON" -m "${text[@]}" runs/text/$language
+    encoderlab corpus build runs/text/$language --out runs/corpora/$language --tokenizer wordpiece --cased \
+        --vocab-size 8192 --validation 0.01
 fi
-encoderlab pretrain modernbert-mini --corpus runs/corpora/en --out runs/small-en-first --flops 1.7e14 \
-    --config $here/common.yaml --config $here/first.yaml
-encoderlab pretrain modernbert-mini --corpus runs/corpora/en --out runs/small-en --flops 0.8e14 \
-    --config $here/common.yaml --config $here/second.yaml --init-from runs/small-en-first/model
+encoderlab pretrain modernbert-mini --corpus runs/corpora/$language --out "runs/$name-first" --flops 1.7e14 \
+    --config $here/common.yaml --config $here/first.yaml --set precision=$precision
+encoderlab pretrain modernbert-mini --corpus runs/corpora/$language --out "runs/$name" --flops 0.8e14 \
+    --config $here/common.yaml --config $here/second.yaml --set precision=$precision \
+    --init-from "runs/$name-first/model"
