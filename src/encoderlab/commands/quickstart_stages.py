@@ -42,6 +42,7 @@ from encoderlab.train.networks import fit
 from encoderlab.train.pretraining import pretrain
 from encoderlab.train.recipe import Budget, Evaluation, Phase, Recipe
 
+SHIPPED, SHIPPED_ON = "small-en", "area"  # the model that comes with the package; one task, because it is larger
 ABOUT = {  # task: title, what it asks
     "roles": ("Role tags", "Which words are code, and of what kind? The markup is removed."),
     "match": ("Name and description", "Does a description belong to this name, or to another name of the same module?"),
@@ -112,7 +113,7 @@ def walk(chosen: QuickstartPlan, out: Path, seed: int, command: str) -> dict[str
     road = Road(
         size=chosen.size,
         trained_on=chosen.examples[0],
-        trainings=2 * sum(chosen.seeds.values()),
+        trainings=sum(2 * seeds + (name == SHIPPED_ON) for name, seeds in chosen.seeds.items()),
         recipe=recipe,
         outcome=outcome,
         corpus=corpus,
@@ -184,17 +185,21 @@ def fill(before: Model, after: Model, text: str, answer: str) -> Fill:
 
 
 def compare(name: str, trained: Model, chosen: QuickstartPlan, out: Path) -> TaskScores:
-    """Run one task: baselines, then the same architecture from fresh and from pretrained weights, over seeds."""
+    """Run one task: baselines, then the same architecture from fresh and from pretrained weights, over seeds.
+
+    On one of the tasks also ``small-en``, with one seed.
+    """
     task, splits = task_of(out / "tasks" / name, chosen.examples)
     methods = [
         MethodScores(name=method, scores=[scores[task.metric]])
         for method, scores in baselines(task, splits["train"], splits["test"]).items()
         if task.metric in scores
     ]
-    protocol = replace(PLAIN, seeds=chosen.seeds[name], report="mean")
-    fresh = Model(trained.config, trained.tokenizer).initialize(1)
-    for system, start in ((WITHOUT, fresh), (PRETRAINED, trained)):
+    fresh, seeds = Model(trained.config, trained.tokenizer).initialize(1), chosen.seeds[name]
+    systems = [(SHIPPED, load(SHIPPED), 1)] if name == SHIPPED_ON else []
+    for system, start, times in (*systems, (WITHOUT, fresh, seeds), (PRETRAINED, trained, seeds)):
         folder, origin = out / "finetune" / name / system.split()[0], Origin(system=system)
+        protocol = replace(PLAIN, seeds=times, report="mean")
         outcome = run(protocol, start, task, splits, folder, origin=origin, say=note)
         scores = [run.scores["test"][task.metric] for run in outcome.runs]
         methods.append(MethodScores(name=system, scores=scores, ours=True))
