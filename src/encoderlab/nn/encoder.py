@@ -384,7 +384,8 @@ class Block(nn.Module):
             attended, keyed = self.attention(normed, source, scope)
             if self.attention.head_scale is not None:
                 attended = self.attention.head_scale(attended)
-            change, bias, norm = F.linear(attended, out.weight), out.bias, self.feed_forward_norm
+            change, norm = F.linear(attended, out.weight), self.feed_forward_norm
+            bias: Tensor | None = out.bias
             if self.attention_output_norm is not None:
                 change, bias = self.attention_output_norm(change if bias is None else change + bias), None
             x, normed = kernels.dropout_add_then_norm(
