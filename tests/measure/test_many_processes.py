@@ -40,3 +40,17 @@ def test_a_run_is_its_steps() -> None:
     assert whole.seconds > 1.5 * half.seconds, "the link decides, and bf16 halves what it carries"
     with pytest.raises(ConfigError, match="a batch of 256 rows is too small for 1024 processes"):
         forecast(recipe, 1024, slow)
+
+
+def test_the_table_of_the_page() -> None:
+    """docs/scaling.md, 64 processes, with the constants that the page names."""
+    machine = Machine(flops=5.0e9, updates=3.8e7, link=Link(2.1e-4, 1.92e8))
+    line = next(line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| 64 |"))
+    for name, cells in zip(("bert-base", "bert-large"), (line.split("|")[2:5], line.split("|")[5:8]), strict=True):
+        cost = forecast(recipes.recipe(name), 64, machine)
+        years = cost.seconds / 86400 / 365.25
+        assert [cell.strip() for cell in cells] == [
+            f"{years:.3g}",
+            f"{cost.process_hours:,.0f}",
+            f"{cost.efficiency:.0%}",
+        ]
