@@ -31,7 +31,7 @@ def test_clients_ask_every_text_once() -> None:
 
 
 def test_more_than_a_server_can_do_is_refused() -> None:
-    with serving(tiny("bert-tiny").eval(), slow=0.05, capacity=300) as asked:
+    with serving(tiny("bert-tiny").eval(), slow=0.05, max_wait=0.2) as asked:
         load = asyncio.run(bench.opened(asked.port, bench.texts(WORDS, 60), 400))
         assert len(load.latencies) + len(load.refusals) == 60 and load.failed == 0
         assert load.refusals and max(load.refusals) < max(load.latencies)
@@ -48,7 +48,7 @@ def test_first_in_first_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue.Queue, "take", queue.Queue.take)
     exec(script, {})
     entries = [Entry(kind="a", tokens=tokens, work=None) for tokens in (5, 60, 5, 5)]
-    waiting = Queue(budget=64, capacity=1000)
+    waiting = Queue(budget=64)
     waiting.add(entries)
     taken = [waiting.take(0.0)[0] for _ in range(3)]
     assert taken == [entries[:1], entries[1:2], entries[2:]] and waiting.tokens == 0

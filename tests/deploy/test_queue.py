@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from encoderlab.deploy.serve.queue import Entry, Full, Queue
+from encoderlab.deploy.serve.queue import Entry, Queue
 
-BUDGET, CAPACITY = 64, 400
+BUDGET = 64
 
 ACTIONS = st.lists(
     st.one_of(
@@ -22,17 +22,12 @@ ACTIONS = st.lists(
 
 @given(ACTIONS)
 def test_batches_are_of_one_kind_within_the_budget_and_lose_nothing(actions: list) -> None:
-    queue, waiting, done, now = Queue(budget=BUDGET, capacity=CAPACITY), [], [], 0.0
+    queue, waiting, done, now = Queue(budget=BUDGET), [], [], 0.0
     for what, value, kind in actions:
         if what == "add":
             entries = [Entry(kind=kind, tokens=tokens, work=None) for tokens in value]
-            before = queue.tokens
-            try:
-                queue.add(entries)
-                waiting += entries
-                assert before == 0 or queue.tokens <= CAPACITY
-            except Full:
-                assert before > 0 and before + sum(value) > CAPACITY and queue.tokens == before
+            queue.add(entries)
+            waiting += entries
         elif what == "take":
             now += 1.0
             batch, late = queue.take(now)
@@ -57,7 +52,7 @@ def test_batches_are_of_one_kind_within_the_budget_and_lose_nothing(actions: lis
 
 
 def test_neighbours_in_length_share_a_batch() -> None:
-    queue = Queue(budget=64, capacity=10**6)
+    queue = Queue(budget=64)
     lengths = [8, 60, 9, 7, 61, 8, 30]
     queue.add([Entry(kind="a", tokens=tokens, work=None) for tokens in lengths])
     assert [[entry.tokens for entry in queue.take(0.0)[0]] for _ in range(4)] == [[8, 8, 9, 7], [60], [61], [30]]
@@ -65,7 +60,7 @@ def test_neighbours_in_length_share_a_batch() -> None:
 
 
 def test_short_entries_are_not_padded_to_a_long_one() -> None:
-    queue = Queue(budget=4096, capacity=10**6)
+    queue = Queue(budget=4096)
     lengths = [10, 400, 12, 380, 70, 11]
     queue.add([Entry(kind="a", tokens=tokens, work=None) for tokens in lengths])
     taken = [[entry.tokens for entry in queue.take(0.0)[0]] for _ in range(3)]
@@ -74,7 +69,7 @@ def test_short_entries_are_not_padded_to_a_long_one() -> None:
 
 @given(st.lists(st.integers(1, 64), min_size=1, max_size=30))
 def test_the_oldest_waits_for_no_more_batches_than_stand_before_it(lengths: list[int]) -> None:
-    queue = Queue(budget=64, capacity=10**6)
+    queue = Queue(budget=64)
     first = [Entry(kind="a", tokens=tokens, work=None) for tokens in lengths]
     queue.add(first)
     for _ in range(len(first)):
@@ -84,3 +79,13 @@ def test_the_oldest_waits_for_no_more_batches_than_stand_before_it(lengths: list
         queue.add([Entry(kind="a", tokens=8, work=None)])  # younger ones never push it back
     else:
         raise AssertionError("starved")
+
+
+def test_a_short_request_need_not_wait_for_all_of_a_large_one() -> None:
+    queue = Queue(budget=64)
+    large = [Entry(kind="a", tokens=60, work=None, due=float(second)) for second in range(100)]
+    queue.add(large)
+    assert queue.take(0.0)[0] == large[:1] and queue.before(3.0) == 3 * 60 and queue.before(0.5) == 0
+    short = Entry(kind="a", tokens=5, work=None, due=1.5)
+    queue.add([short])
+    assert [queue.take(0.0)[0] for _ in range(3)] == [large[1:2], [short], large[2:3]]

@@ -88,7 +88,7 @@ class Asked:
 
 @contextlib.contextmanager
 def serving(
-    model: Model, predictor: Any = None, *, slow: float = 0.0, capacity: int = 10**6, **more: Any
+    model: Model, predictor: Any = None, *, slow: float = 0.0, max_wait: float = 60.0, **more: Any
 ) -> Iterator[Asked]:
     """A server in a thread, on a free port."""
     service = Service(model, predictor, name="tiny", pooling="mean", normalize=True)
@@ -97,7 +97,7 @@ def serving(
         time.sleep(slow)
         return service.compute(kind, works)
 
-    engine = ComputeThread(compute, budget=256, capacity=capacity)
+    engine = ComputeThread(compute, budget=256, max_wait=max_wait)
     server = Server(service, engine, **more)
     address = Address(port=0)
     listener = address.listen()
@@ -363,7 +363,7 @@ def test_answers_stand_in_the_passage(form: Any) -> None:
 
 
 def test_an_overload_is_refused_at_once_and_loses_nothing() -> None:
-    with serving(tiny("bert-tiny").eval(), slow=0.2, capacity=60) as asked:
+    with serving(tiny("bert-tiny").eval(), slow=0.2, max_wait=0.02) as asked:
         found: list[tuple[int, float, Any]] = []
 
         def ask() -> None:

@@ -28,7 +28,7 @@ def serve(
     cors: str | None = None,
     metrics: Literal["open", "key"] = "open",
     max_batch_tokens: int = 4096,
-    max_queue_tokens: int | None = None,
+    max_wait: float = 10.0,
     max_texts: int = 1024,
     max_body: Annotated[int, Parameter(help="Largest body of a request, in bytes.")] = 2_000_000,
     deadline: float = 60.0,
@@ -76,8 +76,8 @@ def serve(
         Whether /metrics needs a key.
     max_batch_tokens
         Tokens per batch, padding included.
-    max_queue_tokens
-        Tokens that may wait before requests are refused. Default: 64 batches.
+    max_wait
+        Seconds; requests that would wait longer are refused (429, with Retry-After).
     max_texts
         Largest number of texts in a request.
     deadline
@@ -99,7 +99,7 @@ def serve(
         if importlib.util.find_spec(package) is None:
             raise MissingDependency(package, "serve", "serving")
     counts: dict[str, float] = {"max-batch-tokens": max_batch_tokens, "max-texts": max_texts, "max-body": max_body}
-    counts |= {"workers": workers, "deadline": deadline, "max-queue-tokens": max_queue_tokens or 1, "rate": rate or 1}
+    counts |= {"workers": workers, "deadline": deadline, "max-wait": max_wait, "rate": rate or 1}
     for option, count in counts.items():
         if count <= 0:
             raise ConfigError(f"--{option} {count} is not above 0; give at least 1")
@@ -139,7 +139,7 @@ def answer(*, shared: bool = False, **given: Any) -> str:
     service = Service.of(model, name=name) if engine == "own" else GraphService.open(model, engine, name=name)
     other = None if given["beside"] is None else Service.of(given["beside"])
     compute = lanes({"": service, **({} if other is None else {BESIDE: other})})
-    computing = ComputeThread(compute, budget=budget, capacity=given["max_queue_tokens"] or 64 * budget)
+    computing = ComputeThread(compute, budget=budget, max_wait=given["max_wait"])
     hosts = ("localhost", "127.0.0.1", "::1", host, *(given["allow_host"] or ()))
     health = ("/health", "/live", "/ping")
     free = health if given["metrics"] == "key" else (*health, "/metrics")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import math
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
@@ -148,8 +149,11 @@ class Server:
                 if not self.ready:
                     raise Problem(503, "the model is loading; try again soon", "Unhealthy", retry_after="2")
                 wanted = parsed(adapter, await body_of(request, self.limits))
+                if path not in ("/tokenize", "/decode"):
+                    self.engine.check_wait()  # before the work of tokenizing
                 result = await handler(wanted, timing, request)
-            except Problem as problem:
+            except (Problem, Overloaded) as refused:
+                problem = _overloaded(refused) if isinstance(refused, Overloaded) else refused
                 self.metrics.failure.labels(problem.kind.lower()).inc()
                 return error(problem, protocol)
             return answer(result, headers=self._headers(method, timing))
@@ -198,11 +202,7 @@ class Server:
 
     async def _computed(self, works: Works, timing: Timing, request: Request) -> list[Any]:
         """The results of works; dropped if the client disconnects or the deadline passes."""
-        try:
-            job = self.engine.submit(self.lane + works.kind, works.works, works.tokens, within=self.limits.deadline)
-        except Overloaded as full:
-            after = str(int(full.retry_after) + 1)
-            raise Problem(429, "the model is overloaded; try again later", "Overloaded", retry_after=after) from None
+        job = self.engine.submit(self.lane + works.kind, works.works, works.tokens, within=self.limits.deadline)
         timing.job = job
         watch = asyncio.ensure_future(gone(request))
         try:
@@ -581,6 +581,11 @@ def _has(form: str | None) -> str:
 
 def _milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:.3f}"
+
+
+def _overloaded(refused: Overloaded) -> Problem:
+    after = str(math.ceil(refused.retry_after))
+    return Problem(429, "the model is overloaded; try again later", "Overloaded", retry_after=after)
 
 
 async def _unknown(request: Request, failure: Exception) -> Response:

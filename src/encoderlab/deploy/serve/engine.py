@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from encoderlab.deploy.serve.queue import Entry, Full, Queue
+from encoderlab.deploy.serve.queue import PADDING, Entry, Queue
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ def lanes(models: Mapping[str, Computes]) -> Compute:
 
 
 class Overloaded(Exception):
-    """The queue is full; ``retry_after`` is when it will have room, in seconds."""
+    """A request would wait too long; ``retry_after`` is when it may be sent again, in seconds."""
 
     def __init__(self, retry_after: float) -> None:
         super().__init__(retry_after)
@@ -80,14 +81,39 @@ class Observers:
     last_progress: float = field(default_factory=time.monotonic)
 
 
-class ComputeThread:
-    """Runs ``compute`` on batches until it is stopped."""
+class Speed:
+    """Tokens per second of the latest batches, each counted with :data:`PADDING` more for what a batch costs besides
+    its tokens. So batches of one short text say how fast full ones will be."""
 
-    def __init__(self, compute: Compute, *, budget: int, capacity: int) -> None:
-        self.compute = compute
-        self.queue = Queue(budget=budget, capacity=capacity)
+    MEMORY = 0.95  # the share that each batch leaves of the earlier ones
+
+    def __init__(self) -> None:
+        self.tokens, self.seconds = 20.0, 0.01  # until batches are measured
+
+    def add(self, tokens: int, seconds: float) -> None:
+        self.tokens = self.MEMORY * self.tokens + tokens + PADDING
+        self.seconds = self.MEMORY * self.seconds + seconds
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / max(self.seconds, 1e-6)
+
+
+class ComputeThread:
+    """Runs ``compute`` on batches until it is stopped.
+
+    Args:
+        compute: the results of a batch.
+        budget: tokens of a batch, padding included.
+        max_wait: seconds; a request that would wait longer is refused.
+    """
+
+    def __init__(self, compute: Compute, *, budget: int, max_wait: float) -> None:
+        self.compute, self.max_wait = compute, max_wait
+        self.queue = Queue(budget=budget)
         self.watch = Observers()
-        self.rate = 2000.0  # tokens per second, as measured of late
+        self.speed = Speed()
+        self._running = 0  # tokens of the batch that is computed
         self._jobs: dict[Entry, PendingRequest] = {}
         self._wake = threading.Condition()
         self._stopped = False
@@ -112,17 +138,38 @@ class ComputeThread:
         """Whether work has waited for 30 seconds without being done."""
         return bool(self._jobs) and time.monotonic() - self.watch.last_progress > 30.0
 
-    def submit(self, kind: str, works: Sequence[Any], tokens: Sequence[int], *, within: float) -> PendingRequest:
-        """Queue the works of a request, whose results :attr:`Job.future` will hold in their order.
+    def check_wait(self, own: int = 0, within: float | None = None) -> None:
+        """
+        Args:
+            own: tokens of the request, if they are known.
+            within: seconds until its deadline.
 
         Raises:
-            Overloaded: the queue is full.
+            Overloaded: it would wait longer than ``max_wait``, or behind the others' entries miss its deadline. If
+                nothing waits any request is accepted.
+        """
+        waiting = self.queue.before(math.inf)
+        if not waiting:
+            return
+        rate = self.speed.rate
+        after = (self._running + self.queue.before(time.monotonic())) / rate - self.max_wait
+        if within is not None:
+            after = max(after, (self._running + waiting + own) / rate - within)
+        if after > 0:
+            raise Overloaded(after)
+
+    def submit(self, kind: str, works: Sequence[Any], tokens: Sequence[int], *, within: float) -> PendingRequest:
+        """Queue the works of a request, whose results :attr:`PendingRequest.future` will hold in their order.
+
+        Raises:
+            Overloaded: they would wait too long.
         """
         now, loop = time.monotonic(), asyncio.get_running_loop()
-        entries = [
-            Entry(kind=kind, tokens=size, work=work, deadline=now + within)
-            for work, size in zip(works, tokens, strict=True)
-        ]
+        entries, before = list[Entry](), 0
+        for work, size in zip(works, tokens, strict=True):
+            due = now + before / self.speed.rate
+            entries.append(Entry(kind=kind, tokens=size, work=work, due=due, deadline=now + within))
+            before += size
         job = PendingRequest(loop.create_future(), loop, entries, now, left=len(entries))
         job.future.add_done_callback(_noticed)
         if not entries:
@@ -131,10 +178,8 @@ class ComputeThread:
         with self._wake:
             if not self._jobs:
                 self.watch.last_progress = now
-            try:
-                self.queue.add(entries)
-            except Full:
-                raise Overloaded(max(1.0, self.queue.tokens / self.rate)) from None
+            self.check_wait(before, within)
+            self.queue.add(entries)
             self._jobs |= dict.fromkeys(entries, job)
             self._wake.notify()
         return job
@@ -147,6 +192,7 @@ class ComputeThread:
                 if self._stopped and not self.queue.entries:
                     return
                 batch, late = self.queue.take(time.monotonic())
+                self._running = sum(entry.tokens for entry in batch)
             for entry in late:
                 self._settle(entry, Late())
             if batch:
@@ -163,8 +209,7 @@ class ComputeThread:
             log.exception("a batch of %d failed", len(batch))
             results = [Failed()] * len(batch)
         seconds = time.monotonic() - started
-        done = sum(entry.tokens for entry in batch)
-        self.rate += 0.1 * (done / max(seconds, 1e-6) - self.rate)
+        self.speed.add(self._running, seconds)
         self.watch.last_progress = time.monotonic()
         self.watch.batch(batch, seconds)
         for entry, result in zip(batch, results, strict=True):

@@ -1,11 +1,12 @@
-"""The queue of a server, in tokens: the oldest entry first, with entries of similar length.
+"""The queue of a server, in tokens: the entry that is due first, with entries of similar length.
 
-Plain Python without threads or clocks, so that its properties can be tested: no entry starves, no batch exceeds the
-budget, the queue never exceeds its capacity.
+Plain Python without threads or clocks, so that its properties can be tested: no entry starves, and no batch exceeds
+the budget.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,8 @@ class Entry:
         kind: what is computed; a batch holds one kind.
         tokens: its length, special tokens included.
         work: what the computation reads.
+        due: when it arrived; of a request with many entries, when those before it could have been computed, so that
+            shorter requests need not wait for all of them.
         deadline: the time after which the result is of no use.
         dropped: nobody waits for it any more.
     """
@@ -27,25 +30,21 @@ class Entry:
     kind: str
     tokens: int
     work: Any
+    due: float = 0.0
     deadline: float = float("inf")
     dropped: bool = False
     result: Any = field(default=None, repr=False)
 
 
-class Full(Exception):
-    """The queue has reached its capacity in tokens."""
-
-
 class Queue:
-    """Entries in the order they came.
+    """Entries in the order in which they are due, of equals the older first.
 
     Args:
         budget: tokens of a batch, padding included. A longer entry makes a batch of its own.
-        capacity: tokens that may wait.
     """
 
-    def __init__(self, *, budget: int, capacity: int) -> None:
-        self.budget, self.capacity = budget, capacity
+    def __init__(self, *, budget: int) -> None:
+        self.budget = budget
         self.entries: list[Entry] = []
         self.tokens = 0
 
@@ -53,21 +52,20 @@ class Queue:
         return len(self.entries)
 
     def add(self, entries: list[Entry]) -> None:
-        """Queue the entries of a request, all or none.
+        """Queue the entries of a request."""
+        self.entries = sorted([*self.entries, *entries], key=lambda entry: entry.due)
+        self.tokens += sum(entry.tokens for entry in entries)
 
-        Raises:
-            Full: they are too many besides those that wait. Into an empty queue any request fits.
-        """
-        tokens = sum(entry.tokens for entry in entries)
-        if self.entries and self.tokens + tokens > self.capacity:
-            raise Full
-        self.entries += entries
-        self.tokens += tokens
+    def before(self, now: float) -> int:
+        """Tokens of the entries that are due by ``now`` and still wanted."""
+        entries = self.entries  # another thread may put a new list in its place
+        due = entries[: bisect_right(entries, now, key=lambda entry: entry.due)]
+        return sum(entry.tokens for entry in due if not entry.dropped)
 
     def take(self, now: float) -> tuple[list[Entry], list[Entry]]:
         """The next batch, and entries that are dropped because no client waits for them or their deadline has passed.
 
-        The batch has the oldest entry, then entries of its kind that are nearest to it in length, while the longest
+        The batch has the entry that is due first, then entries of its kind that are nearest to it in length, while the longest
         length times their number is within the budget. An entry that would add more than :data:`PADDING` tokens of
         padding waits for another batch, because computing them costs more than another batch does.
         """
@@ -77,10 +75,10 @@ class Queue:
             self._keep([entry for entry in self.entries if id(entry) not in gone])
         if not self.entries:
             return [], late
-        oldest = self.entries[0]
-        same = [entry for entry in self.entries[1:] if entry.kind == oldest.kind]
-        same.sort(key=lambda entry: abs(entry.tokens - oldest.tokens))  # stable: of equals the older first
-        batch, longest = [oldest], oldest.tokens
+        first = self.entries[0]
+        same = [entry for entry in self.entries[1:] if entry.kind == first.kind]
+        same.sort(key=lambda entry: abs(entry.tokens - first.tokens))  # stable: of equals the older first
+        batch, longest = [first], first.tokens
         for entry in same:
             grown = max(longest, entry.tokens)
             if grown * (len(batch) + 1) > self.budget:
