@@ -297,7 +297,8 @@ def serve(
 
     Every request is one text; lengths are mixed. All servers stay up and are asked in turns.
     Compare ratios within one run. At the end our server gets three times as many requests
-    as it can answer.
+    as it can answer, and refuses those that would wait longer than its slowest answers
+    did (--max-wait).
 
     Example:
         encoderlab bench serve wiki-onnx --against fifo --against onnx
@@ -363,8 +364,9 @@ def serve(
     if overload:
         over = result["overload"]
         terminal.say(
-            f"three times the requests: {over['accepted']} accepted with p99 {over['p99']:.0f} ms, {over['refused']} "
-            f"refused, {over['failed']} failed"
+            f"three times the requests: {over['accepted']} accepted with p99 {over['p99']:.0f} ms "
+            f"({over['usual_p99']:.0f} ms before), {over['refused']} refused (p99 {over['p99_of_refusals'] or 0:.0f} "
+            f"ms), {over['failed']} failed"
         )
     return {"model": model} | result
 

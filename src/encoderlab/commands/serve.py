@@ -20,7 +20,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8080,
     name: str | None = None,
-    engine: Literal["own", "onnx", "int8"] = "own",
+    engine: Literal["auto", "own", "onnx", "int8"] = "auto",
     beside: Path | None = None,
     key_file: Path | None = None,
     no_key: bool = False,
@@ -60,8 +60,9 @@ def serve(
     name
         Name of the model for clients. Default: the folder's name.
     engine
-        What computes: our kernels (own), or the graph of an exported folder in ONNX Runtime,
-        fp32 (onnx) or int8.
+        What computes: our kernels (own), the graph of an exported folder in ONNX Runtime, fp32
+        (onnx) or int8; auto: our kernels, and of an exported folder the graph for batches of a
+        few tokens, where ONNX Runtime is installed and gives the same numbers.
     beside
         Second model, under /beside; the page shows both side by side.
     key_file
@@ -126,7 +127,7 @@ def answer(*, shared: bool = False, **given: Any) -> str:
     """
     from encoderlab.deploy.serve import page
     from encoderlab.deploy.serve.app import BESIDE, Server
-    from encoderlab.deploy.serve.graphs import GraphService
+    from encoderlab.deploy.serve.graphs import GraphService, MixedService
     from encoderlab.deploy.serve.http import Guard, Limits
     from encoderlab.deploy.serve.run import Address, read_keys, run
     from encoderlab.deploy.serve.service import Service
@@ -136,7 +137,11 @@ def answer(*, shared: bool = False, **given: Any) -> str:
     address = Address(host=host, port=given["port"], delay=given["drain_delay"], drain=given["drain"], shared=shared)
     listener = address.listen()
     model, name = given["model"], given["name"]
-    service = Service.of(model, name=name) if engine == "own" else GraphService.open(model, engine, name=name)
+    service: Service
+    if engine == "auto":
+        service = MixedService.of_folder(model, name=name, say=(lambda _: None) if shared else terminal.note)
+    else:
+        service = Service.of(model, name=name) if engine == "own" else GraphService.open(model, engine, name=name)
     other = None if given["beside"] is None else Service.of(given["beside"])
     compute = lanes({"": service, **({} if other is None else {BESIDE: other})})
     computing = ComputeThread(compute, budget=budget, max_wait=given["max_wait"])

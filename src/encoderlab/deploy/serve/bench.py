@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -304,9 +304,9 @@ def measure(
             for name, place in places.items():
                 alone[name].append(measured(place, short * 30, 1))
         result["short"] = {name: _row(some, alone["own"]) for name, some in alone.items()}
-        if overload:
-            result["overload"] = _overload(places["own"], words, result, requests, say)
         result["memory"] = {name: {"begin": begun[name], "end": memory(pid)} for name, (_, pid) in places.items()}
+    if overload:
+        result["overload"] = _overload(all_of[0], words, result, requests, threads, say)
     return result
 
 
@@ -327,23 +327,35 @@ def _row(loads: Sequence[Load], own: Sequence[Load]) -> dict[str, Any]:
 
 
 def _overload(
-    place: tuple[int, int], words: Sequence[str], result: dict[str, Any], requests: int, say: Say
+    own: Contender, words: Sequence[str], result: dict[str, Any], requests: int, threads: int, say: Say
 ) -> dict[str, Any]:
-    """The answers to three times as many requests as our server can answer."""
-    port, pid = place
+    """Three times the requests per second that ours answers with the most clients, whose slowest answers
+    (``p99``) are the longest wait that it now accepts. What it answers just before is measured again.
+    """
     most = max(result["clients"], key=int)
-    usual = result["clients"][most]["own"]
-    rate = 3 * usual["requests_per_second"]
-    before = memory(pid)
-    load = asyncio.run(opened(port, texts(words, 3 * requests, seed=-2), rate))
+    wait = f"{result['clients'][most]['own']['p99'] / 1000:.3f}"
+    patient = replace(own, command=(*own.command, "--max-wait", wait))
+    with up([patient], threads) as places:
+        port, pid = places[own.name]
+        asyncio.run(closed(port, texts(words, 32, seed=-1), 8))
+        usual = measured(places[own.name], texts(words, requests, seed=-3), int(most))
+        rate, before = 3 * usual.rate, memory(pid)
+        load = asyncio.run(opened(port, texts(words, 3 * requests, seed=-2), rate))
+        after = memory(pid)
     said = {
+        "max_wait": float(wait),
+        "usual_p99": usual.quantile(0.99),
         "requests_per_second": rate,
         "accepted": len(load.latencies),
         "refused": len(load.refusals),
         "failed": load.failed,
         "p99": load.quantile(0.99),
+        "median_of_refusals": 1000 * statistics.median(load.refusals) if load.refusals else None,
         "p99_of_refusals": 1000 * float(np.quantile(load.refusals, 0.99)) if load.refusals else None,
-        "memory": {"begin": before, "end": memory(pid)},
+        "memory": {"begin": before, "end": after},
     }
-    say(f"overload: {said['accepted']} accepted, {said['refused']} refused, p99 {said['p99']:.0f} ms")
+    say(
+        f"overload: {said['accepted']} accepted with p99 {said['p99']:.0f} ms, {said['usual_p99']:.0f} ms before; "
+        f"{said['refused']} refused"
+    )
     return said

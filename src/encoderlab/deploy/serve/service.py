@@ -16,10 +16,12 @@ from encoderlab.batches.batch import Batch
 from encoderlab.deploy.serve.texts import Refused
 from encoderlab.deploy.serve.why import Explanations
 from encoderlab.errors import ConfigError
-from encoderlab.inference import Pooling, evaluating, limit, reading_apart, tokenizer_of, usual_device
+from encoderlab.inference import Pooling, limit, reading_apart, tokenizer_of, usual_device
 from encoderlab.interchange.load import load
 from encoderlab.model import Model
 from encoderlab.nn import kernels
+from encoderlab.nn.attention import Attention
+from encoderlab.nn.feedforward import FeedForward
 from encoderlab.nn.heads import LMHead
 from encoderlab.tasks.data.examples import Question, TaggedWords, Text
 from encoderlab.tasks.forms.base import log_softmax
@@ -55,6 +57,8 @@ class Service:
         self.longest = limit(model) if predictor is None else predictor.form.settings.max_length
         self.device = next(model.parameters()).device
         self.explanations = Explanations(self)
+        if self.device.type == "cpu":
+            store_by_columns(self.model)
         kernels.keep_memory()
 
     @classmethod
@@ -184,8 +188,7 @@ class Service:
 
     def _states(self, batch: Batch) -> torch.Tensor:
         """The last layer's states, (B, L, D) float32."""
-        with evaluating(self.model):
-            return self.model.encoder(batch.ids, doc=batch.documents, segments=batch.segments).last.float()
+        return self.model.encoder(batch.ids, doc=batch.documents, segments=batch.segments).last.float()
 
     def _scores(self, items: Sequence[Item]) -> list[Any]:
         assert self.predictor is not None
@@ -193,8 +196,7 @@ class Service:
         batch = pack(items, pad=self.tokenizer.special.pad, room=form.settings.max_length, mode="dynamic")
         moved = batch.to(self.device)
         assert isinstance(moved, TaskBatch)
-        with evaluating(predictor.model):
-            return form.outputs(predictor.model, predictor.objective.states(moved), moved)
+        return form.outputs(predictor.model, predictor.objective.states(moved), moved)
 
     def warm_up(self) -> None:
         """Compute the shortest and the longest batch, so that memory is allocated and kernels are compiled."""
@@ -215,6 +217,23 @@ class Service:
         if self.columns == "words":
             return [TaggedWords(id="", words=tuple(text.split()))] * count
         return [Question(id="", question="a", passage=text)] if self.columns == "passages" else []
+
+
+def store_by_columns(model: Model) -> None:
+    """Store the weights of a model's large products in the other order of memory; their numbers and shapes stay.
+
+    Products of few rows read them faster so: 1.1 to 1.4 times for 16 to 128 rows, as fast for many (BERT of width 256,
+    one thread).
+    """
+    with torch.no_grad():
+        for module in model.encoder.modules():
+            weights: list[torch.nn.Parameter] = []
+            if isinstance(module, Attention):
+                weights = [module.qkv, module.out.weight]
+            elif isinstance(module, FeedForward):
+                weights = [part.weight for part in (module.up, module.down) if isinstance(part, torch.nn.Linear)]
+            for weight in weights:
+                weight.data = weight.data.t().contiguous().t()
 
 
 def pooling_of(folder: Path) -> tuple[Pooling, bool]:
