@@ -56,3 +56,25 @@ def test_openai() -> None:
             client.embeddings.create(model="other", input="a")
         with pytest.raises(openai.UnprocessableEntityError, match="token ids are refused"):
             client.embeddings.create(model="tiny", input=[1, 2, 3])
+
+
+def test_langchain() -> None:
+    openai = pytest.importorskip("langchain_openai")
+    model = tiny("bert-tiny").eval()
+    wanted = unit(encode(model, TEXTS))
+    with serving(model) as asked:
+        how: dict[str, Any] = {"model": "tiny", "api_key": "none", "base_url": f"http://127.0.0.1:{asked.port}/v1"}
+        client = openai.OpenAIEmbeddings(**how, check_embedding_ctx_length=False)
+        assert np.allclose(client.embed_documents(TEXTS), wanted, atol=1e-5)
+        assert np.allclose(client.embed_query(TEXTS[0]), wanted[0], atol=1e-5)
+
+
+def test_langchain_of_hugging_face() -> None:
+    of_hub = pytest.importorskip("langchain_huggingface")
+    model = tiny("bert-tiny").eval()
+    wanted = unit(encode(model, TEXTS))
+    with serving(model) as asked:
+        client = of_hub.HuggingFaceEndpointEmbeddings(model="any/name", huggingfacehub_api_token="none")
+        client.client = hub(asked)  # it takes names of the Hub alone, and an address through its client
+        assert np.allclose(client.embed_documents(TEXTS), wanted, atol=1e-5)
+        assert np.allclose(client.embed_query(TEXTS[0]), wanted[0], atol=1e-5)

@@ -65,9 +65,9 @@ class Queue:
     def take(self, now: float) -> tuple[list[Entry], list[Entry]]:
         """The next batch, and entries that are dropped because no client waits for them or their deadline has passed.
 
-        The batch has the entry that is due first, then entries of its kind that are nearest to it in length, while the longest
-        length times their number is within the budget. An entry that would add more than :data:`PADDING` tokens of
-        padding waits for another batch, because computing them costs more than another batch does.
+        The batch has the entry that is due first, then those of its kind that are nearest to it in length, while the
+        longest length times their number is within the budget. An entry that would add more than :data:`PADDING` tokens
+        of padding waits for another batch, because computing them costs more than another batch does.
         """
         late = [entry for entry in self.entries if entry.dropped or entry.deadline <= now]
         if late:
