@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ class GraphService(Service):
     use: str
 
     @classmethod
-    def open(cls, folder: Path, engine: Literal["onnx", "int8"], *, name: str | None = None) -> GraphService:
+    def open(cls, folder: Path, engine: Literal["onnx", "int8"], *, name: str | None = None) -> Self:
         """The service of an exported folder."""
         record, path = folder / "export.json", folder / GRAPHS[engine]
         if not record.is_file():
