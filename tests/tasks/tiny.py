@@ -21,7 +21,7 @@ WORDS = (
 
 
 def tokenizer(family: str = "bert", *, further: tuple[str, ...] = ()) -> Tokenizer:
-    layout = special_tokens.FAMILIES[family].layout
+    layout = special_tokens.FAMILIES[family].special_tokens
     letters = [f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"]
     tokens = [*dict.fromkeys(layout.roles().values()), *WORDS, *further, *"abcdefghijklmnopqrstuvwxyz", *letters]
     tokens = list(dict.fromkeys(tokens))
