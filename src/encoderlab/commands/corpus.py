@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,6 +15,7 @@ from encoderlab.commands import terminal
 from encoderlab.corpus.sources import Reading
 from encoderlab.corpus.workers import cores
 from encoderlab.errors import ConfigError
+from encoderlab.execution.cluster import tasks_on
 from encoderlab.interchange.places import resolve
 
 if TYPE_CHECKING:
@@ -118,6 +120,7 @@ def build(
     segmenter: str | None = None,
     max_unknown: float | None = None,
     workers: int | None = None,
+    on: str = "local",
     shard_index: int = 0,
     num_shards: int = 1,
 ) -> dict[str, Any]:
@@ -143,6 +146,8 @@ def build(
         Refuse the tokenizer if more than this share of the tokens is unknown. Default: 0.2.
     workers
         Number of processes. Default: one per core.
+    on
+        Where the work is done: `local` (this machine), `ray` or `ray=ADDRESS` (a Ray cluster that sees the folder OUT).
     shard_index
         If several machines build one corpus: number of this machine's part, from 0.
     num_shards
@@ -166,6 +171,7 @@ def build(
             shard_index=shard_index,
             num_shards=num_shards,
             max_unknown=MAX_UNKNOWN if max_unknown is None else max_unknown,
+            tasks=None if on == "local" else partial(tasks_on, on, workers=workers, sees=[out]),
             progress=progress,
         )
     for source in record.sources:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from encoderlab.commands import terminal
 from encoderlab.corpus.workers import cores
 from encoderlab.errors import ConfigError, DataError, Stopped
-from encoderlab.execution.local import local
+from encoderlab.execution.cluster import Need, tasks_on
+from encoderlab.execution.local import Job, local
 from encoderlab.files import held_folder, write_json
 from encoderlab.train.units import duration
 
@@ -26,6 +28,7 @@ def study(
     dry_run: bool = False,
     hours: float | None = None,
     workers: int | None = None,
+    on: str = "local",
     retry: bool = False,
 ) -> dict[str, Any]:
     """Train models with different settings at equal cost over seeds, and compare them.
@@ -47,10 +50,11 @@ def study(
         Stop after this time, with checkpoints and exit code 75; the same command resumes.
     workers
         Number of parallel runs. Default: as many as the cores allow.
+    on
+        Where the runs go: `local` (this machine), `ray` or `ray=ADDRESS` (a Ray cluster that sees the same folders).
     retry
         Run failed cells again.
     """
-
     from encoderlab.study.page import write
     from encoderlab.study.plan import StudyPlan
     from encoderlab.study.run import record, run
@@ -68,12 +72,17 @@ def study(
         plan = StudyPlan.read(file)
         for line in plan.fairness():
             terminal.note(line)
-        execute = local(
-            workers=workers or max(1, cores() // plan.study.threads),
-            deadline=None if hours is None else begin + hours * 3600,
-            begun=lambda job: terminal.note(f"{job.name}: began"),
-        )
-        results = run(plan, out, execute, retry=retry, say=terminal.note)
+        deadline = None if hours is None else begin + hours * 3600
+        with contextlib.ExitStack() as stack:
+            if on == "local":
+                execute = local(
+                    workers=workers or max(1, cores() // plan.study.threads), deadline=deadline, begun=_say_begun
+                )
+            else:
+                tasks = tasks_on(on, workers=workers, need=Need(cores=plan.study.threads), sees=[out])
+                stack.enter_context(tasks)
+                execute = tasks.jobs(deadline=deadline, begun=_say_begun)  # type: ignore[attr-defined]
+            results = run(plan, out if on == "local" else out.resolve(), execute, retry=retry, say=terminal.note)
         summary = record(results)
         write_json(out / "results.json", summary)
         write(results, out / "study.html")
@@ -84,6 +93,10 @@ def study(
     if results.missing:
         raise Stopped(f"{len(results.missing)} runs are left; run the same command again to resume")
     return {"out": out, **summary}
+
+
+def _say_begun(job: Job) -> None:
+    terminal.note(f"{job.name}: began")
 
 
 def _show_plan(plan: StudyPlan) -> dict[str, Any]:

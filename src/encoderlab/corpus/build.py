@@ -21,7 +21,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ from encoderlab.corpus.sealed import Damaged, check_folder, digest, seal_folder,
 from encoderlab.corpus.segment import make_segmenter
 from encoderlab.corpus.sources import Reading, Source
 from encoderlab.corpus.tokenizer import Kind, Tokenizer
-from encoderlab.corpus.workers import Workers
+from encoderlab.corpus.workers import Tasks, Workers
 from encoderlab.errors import ConfigError
 from encoderlab.records.opening import COMPRESSED
 from encoderlab.storage.places import identity, info
@@ -113,6 +113,7 @@ def build_corpus(
     shard_index: int = 0,
     num_shards: int = 1,
     max_unknown: float = MAX_UNKNOWN,
+    tasks: Callable[[], Tasks] | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> Manifest | PartRecord:
     """Build a corpus, or part ``shard_index`` of ``num_shards`` of one; returns its manifest, or the part's record.
@@ -123,13 +124,16 @@ def build_corpus(
     Args:
         workers: processes besides this one, which reads; 1 does everything in this process.
         max_unknown: the share of unknown tokens above which the tokenizer is refused for this text.
+        tasks: where pieces and shards are made instead, such as a cluster whose nodes all see ``out``.
 
     Raises:
         ConfigError: wrong settings, an output folder that is in use, not empty, or holds something else.
         DataError: sources that are missing, unreadable, without text, or not covered by the tokenizer.
     """
-    out = Path(out)
-    Workers(workers)  # refuses a wrong number before anything is done
+    out = Path(out) if tasks is None else Path(out).resolve()  # a cluster's workers are in other folders
+    if tasks is None:
+        tasks = functools.partial(Workers, workers)
+        tasks()  # refuses a wrong number before anything is done
     check_max_unknown(max_unknown)
     if num_shards < 1:
         raise ConfigError(f"num_shards {num_shards}, expected at least 1")
@@ -146,8 +150,8 @@ def build_corpus(
         tokenizer = part.tokenizer(progress)
         if isinstance(settings.tokenizer, GivenTokenizer):
             _require_covered(tokenizer, sources, settings.reading, max_unknown)
-        record = part.make_pieces(tokenizer, workers, progress)
-        return join_parts([part.folder], out, workers, max_unknown, progress) if whole else record
+        record = part.make_pieces(tokenizer, tasks, progress)
+        return join_parts([part.folder], out, tasks, max_unknown, progress) if whole else record
 
 
 def _check(settings: BuildSettings) -> None:
@@ -267,7 +271,7 @@ class Part:
         os.replace(temporary, folder)
         return Tokenizer.load(folder)
 
-    def make_pieces(self, tokenizer: Tokenizer, workers: int, progress: Progress) -> PartRecord:
+    def make_pieces(self, tokenizer: Tokenizer, pool: Callable[[], Tasks], progress: Progress) -> PartRecord:
         """Make the pieces, but for those that are there and whole, and return the record of the part."""
         tokenizer_hash = tokenizer.hash()
         origin = digest([self.plan, tokenizer_hash])
@@ -286,7 +290,7 @@ class Part:
         )
         if place.num_bytes:
             progress("bytes of text", place.num_bytes, total)  # those of earlier sessions
-        with Workers(workers) as tasks:
+        with pool() as tasks:
             for work in read_work(self.sources, place, number):
                 number = work.number + 1
                 path = piece_path(self.folder, work.number)

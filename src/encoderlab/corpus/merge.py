@@ -6,6 +6,7 @@ parts, the part of index i holds every n-th piece from piece i on.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import shutil
@@ -35,7 +36,7 @@ from encoderlab.corpus.manifest import (
 from encoderlab.corpus.output import ASSEMBLY, MERGE, PART, PIECES, PLAN, WORK, begun, differences, held
 from encoderlab.corpus.sealed import Damaged, check_folder, check_tensors, file_hash, read_record
 from encoderlab.corpus.tokenizer import Tokenizer
-from encoderlab.corpus.workers import Workers, cores
+from encoderlab.corpus.workers import Tasks, Workers, cores
 from encoderlab.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
@@ -111,7 +112,7 @@ def merge_corpora(
                     raise problem
         except Damaged as problem:
             raise DataError(f"{problem}; run the build of this part again, which mends it") from None
-        return join_parts(folders, out, workers, max_unknown, progress)
+        return join_parts(folders, out, functools.partial(Workers, workers), max_unknown, progress)
 
 
 def check_max_unknown(share: float) -> None:
@@ -188,7 +189,9 @@ def damaged_pieces(paths: Sequence[Path], origin: str, progress: Progress) -> li
     return problems
 
 
-def join_parts(parts: Sequence[Path], out: Path, workers: int, max_unknown: float, progress: Progress) -> Manifest:
+def join_parts(
+    parts: Sequence[Path], out: Path, pool: Callable[[], Tasks], max_unknown: float, progress: Progress
+) -> Manifest:
     """Make the corpus ``out`` of the pieces of all parts, given by their index, and delete ``out/.work``.
 
     Returns:
@@ -207,7 +210,7 @@ def join_parts(parts: Sequence[Path], out: Path, workers: int, max_unknown: floa
     pieces = [piece_path(parts[number % len(parts)], number) for number in range(record.pieces)]
     shards, read, invalid = plan(pieces, selection, scratch, out, tokenizer.vocab_size)
     _require_text(record, read, shards)
-    with Workers(workers) as tasks:
+    with pool() as tasks:
         for number, shard in enumerate(shards):
             progress("shards", number, len(shards))
             if not shard_is_written(shard, scratch):

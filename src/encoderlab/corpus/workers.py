@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any
+from typing import Any, Protocol
 
 from encoderlab.errors import ConfigError, OutOfMemory, Stopped
 
@@ -22,8 +22,30 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+class Tasks(Protocol):
+    """Runs independent calls somewhere: :class:`Workers` here, :class:`encoderlab.execution.cluster.RayTasks` on a
+    cluster. Functions are those of modules, and write their results to files; ``ended`` is told the name of each call
+    that is done.
+    """
+
+    ended: Callable[[str], None]
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(self, *error: Any) -> None: ...
+
+    def share(self, value: Any) -> Any:
+        """``value`` as an argument of many calls."""
+
+    def submit(self, function: Callable[..., Any], *args: Any, name: str = "") -> None:
+        """Run ``function(*args)`` now or soon; an error of an earlier call is raised here."""
+
+    def finish(self) -> None:
+        """Wait until everything is done."""
+
+
 class Workers:
-    """Runs functions in ``number`` processes; with one, in this process.
+    """Runs functions in ``number`` processes; with one, in this process, unless ``always``.
 
     At most two units more than there are workers are submitted at a time, so that the one who reads does not run ahead.
     The workers are spawned, as threads of libraries do not survive a fork, and import nothing of the program that runs,
@@ -35,11 +57,12 @@ class Workers:
         Stopped: SIGTERM. A process that just dies leaves the semaphores of its workers behind, with a warning.
     """
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, *, always: bool = False) -> None:
         if number < 1:
             raise ConfigError(f"workers {number}, expected at least 1; leave it out for one per core")
-        self._number = number
-        self._pending: set[Future] = set()
+        self._number, self._here = number, number == 1 and not always
+        self._pending: dict[Future, str] = {}
+        self.ended: Callable[[str], None] = lambda name: None
         self._pool: ProcessPoolExecutor | None = None
         self._entered = contextlib.ExitStack()
 
@@ -47,10 +70,15 @@ class Workers:
         self._entered.enter_context(_stopped_by_sigterm())
         return self
 
-    def submit(self, function: Callable[..., Any], *args: Any) -> None:
+    def share(self, value: Any) -> Any:
+        """``value`` as an argument of many calls."""
+        return value
+
+    def submit(self, function: Callable[..., Any], *args: Any, name: str = "") -> None:
         """Run ``function(*args)`` now or soon; an error of an earlier unit is raised here."""
-        if self._number == 1:
+        if self._here:
             function(*args)
+            self.ended(name)
             return
         if self._pool is None:
             context = multiprocessing.get_context("spawn")
@@ -59,7 +87,7 @@ class Workers:
             self._collect()
         try:
             with _spawning():
-                self._pending.add(self._pool.submit(function, *args))
+                self._pending[self._pool.submit(function, *args)] = name
         except BrokenProcessPool:
             raise self._killed() from None
 
@@ -69,12 +97,14 @@ class Workers:
             self._collect()
 
     def _collect(self) -> None:
-        done, self._pending = wait(self._pending, return_when=FIRST_COMPLETED)
+        done, _ = wait(self._pending, return_when=FIRST_COMPLETED)
         for future in done:
+            name = self._pending.pop(future)
             try:
                 future.result()
             except BrokenProcessPool:
                 raise self._killed() from None
+            self.ended(name)
 
     def _killed(self) -> OutOfMemory:
         fewer = max(1, self._number // 2)
@@ -83,6 +113,9 @@ class Workers:
     def __exit__(self, *error: Any) -> None:
         with self._entered:
             if self._pool is not None:
+                if self._pending and error[0] is not None:  # training stops at this with a checkpoint
+                    for process in list((self._pool._processes or {}).values()):
+                        process.terminate()
                 self._pool.shutdown(wait=True, cancel_futures=True)
 
 

@@ -65,7 +65,7 @@ def local(*, workers: int, deadline: float | None = None, begun: Callable[[Job],
                     asked = True
                 while waiting and len(running) < workers:
                     job = waiting.pop(0)
-                    running[job] = _start(job)
+                    running[job] = start(job)
                     begun(job)
                 ended = [job for job, process in running.items() if process.poll() is not None]
                 for job in ended:
@@ -81,7 +81,8 @@ def local(*, workers: int, deadline: float | None = None, begun: Callable[[Job],
     return execute
 
 
-def _start(job: Job) -> subprocess.Popen[bytes]:
+def start(job: Job) -> subprocess.Popen[bytes]:
+    """The process of a job; it stops when this process ends."""
     job.log.parent.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {"OMP_NUM_THREADS": str(job.threads)}
     with job.log.open("ab") as log:

@@ -1,0 +1,254 @@
+"""Independent work on a Ray cluster: the same tasks as those of processes of this machine, with the same results.
+
+A task that is lost with its worker or its node is run again, up to :data:`RETRIES` times; whatever it does must
+therefore continue, or begin anew, where files of an earlier try lie. Ray gives each task the cores, GPUs and memory
+that it names, and as many threads as cores.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from encoderlab import __version__
+from encoderlab.corpus.workers import Tasks, Workers, cores
+from encoderlab.errors import ConfigError, DataError, MissingDependency, OutOfMemory, Stopped
+from encoderlab.execution.local import POLL, Ended, Execute, Job, start
+
+RETRIES = 5
+AHEAD = 2  # tasks submitted beyond those that can run
+PATIENCE = 120.0  # seconds in which what was asked to stop may write its checkpoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Need:
+    """What a task uses: cores, GPUs, and bytes of memory (0: any)."""
+
+    cores: int = 1
+    gpus: float = 0
+    memory: int = 0
+
+
+def tasks_on(place: str | None, *, workers: int | None = None, need: Need = Need(), sees: Sequence[Path] = ()) -> Tasks:
+    """Where tasks run, by the value of ``--on``: ``local``, ``ray`` (a cluster that is found, else this machine), or
+    ``ray=ADDRESS``.
+
+    Args:
+        workers: processes of this machine; None for as many as its cores allow.
+        sees: folders that every node of the cluster must see.
+
+    Raises:
+        ConfigError: another value, or workers where Ray decides.
+    """
+    kind, equals, address = (place or "local").partition("=")
+    if kind == "local" and not equals:
+        return Workers(workers if workers is not None else max(1, cores() // need.cores), always=True)
+    if kind != "ray" or (equals and not address):
+        raise ConfigError(f"--on {place}: expected local, ray or ray=ADDRESS, such as ray=10.0.0.1:6379")
+    if workers is not None:
+        raise ConfigError("--workers is for --on local; Ray runs as many tasks as its cores allow")
+    return RayTasks(address or None, need=need, sees=sees)
+
+
+class RayTasks:
+    """Runs functions as tasks of a Ray cluster; the interface is that of :class:`encoderlab.corpus.workers.Workers`.
+
+    Raises:
+        MissingDependency: Ray is not installed.
+        ConfigError: no cluster at the address, versions that differ, or a node without the package or the folders.
+        OutOfMemory, DataError: a task was lost more often than :data:`RETRIES`.
+    """
+
+    def __init__(self, address: str | None = None, *, need: Need = Need(), sees: Sequence[Path] = ()) -> None:
+        self._address, self._need, self._sees = address, need, [Path(path).resolve() for path in sees]
+        self._pending: dict[Any, str] = {}
+        self._ours = False  # whether this object made the connection
+        self.ended: Callable[[str], None] = lambda name: None
+
+    def __enter__(self) -> RayTasks:
+        try:
+            import ray
+        except ImportError:
+            raise MissingDependency("ray", "scale", "--on ray") from None
+        self._ray = ray
+        if not ray.is_initialized():
+            self._connect()
+            self._ours = True
+        try:
+            self._check_nodes()
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def _connect(self) -> None:
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # its future default, without its warning
+        more: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
+        if self._address is not None:
+            more = {"address": self._address, "log_to_driver": False, "logging_level": logging.ERROR}
+        try:
+            try:
+                self._ray.init(**more)
+            except ValueError:  # a cluster was found, whose dashboard is not ours to choose
+                self._ray.init(log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, ValueError, TimeoutError, OSError) as error:
+            said = " ".join(str(error).split())[:160]
+            raise ConfigError(
+                f"--on ray: no cluster at {self._address or 'this machine'} ({said}); start one with: ray start --head"
+            ) from None
+        except RuntimeError as error:
+            said = " ".join(str(error).split())[:200]
+            raise ConfigError(f"--on ray: the cluster does not fit this process: {said}; install the same") from None
+
+    def _check_nodes(self) -> None:
+        """Refuse a node without this package in this version, or that does not see the folders."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        probe = self._ray.remote(num_cpus=0, max_retries=2)(_probe)
+        asked = {}
+        for node in self._ray.nodes():
+            if node["Alive"] and node["Resources"].get("CPU", 0) > 0:
+                where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+                name = node["NodeManagerHostname"]
+                asked[name] = probe.options(scheduling_strategy=where).remote([str(path) for path in self._sees])
+        own = _probe([str(path) for path in self._sees])
+        self.cores = max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+        for name, answer in asked.items():
+            try:
+                found = self._ray.get(answer, timeout=120)
+            except self._ray.exceptions.RayTaskError as error:
+                raise ConfigError(
+                    f"node {name} cannot run encoderlab ({error.cause}); install encoderlab {__version__} there"
+                ) from None
+            except self._ray.exceptions.RayError:
+                continue  # lost meanwhile
+            if found["versions"] != own["versions"]:
+                raise ConfigError(
+                    f"node {name} has {found['versions']}, this process {own['versions']}; install the same"
+                )
+            for path, there in found["sees"].items():
+                if own["sees"][path] and not there:
+                    raise ConfigError(f"node {name} does not see {path}; give a place that all nodes see, or a URL")
+
+    def share(self, value: Any) -> Any:
+        """``value`` as an argument of many tasks, sent once to each node."""
+        return self._ray.put(value)
+
+    def submit(self, function: Callable[..., Any], *args: Any, name: str = "") -> None:
+        """Run ``function(*args)`` on some node; an error of an earlier task is raised here."""
+        while len(self._pending) >= self.cores + AHEAD:
+            self._collect()
+        self._pending[self._send(function, *args)] = name
+
+    def _send(self, function: Callable[..., Any], *args: Any) -> Any:
+        need: dict[str, Any] = {"num_cpus": self._need.cores, "num_gpus": self._need.gpus}
+        if self._need.memory:
+            need["memory"] = self._need.memory
+        return self._ray.remote(max_retries=RETRIES, **need)(_call).remote(function, *args)
+
+    def finish(self) -> None:
+        """Wait until everything is done."""
+        while self._pending:
+            self._collect()
+
+    def _collect(self) -> None:
+        done, _ = self._ray.wait(list(self._pending), num_returns=1)
+        for reference in done:
+            name = self._pending.pop(reference)
+            self._result(reference)
+            self.ended(name)
+
+    def _result(self, reference: Any) -> Any:
+        errors = self._ray.exceptions
+        try:
+            return self._ray.get(reference)
+        except errors.RayTaskError as error:
+            raise error.cause from None
+        except errors.OutOfMemoryError:
+            raise OutOfMemory("a task needs more memory than its node has; give nodes with more") from None
+        except errors.TaskCancelledError:
+            raise Stopped("a task was cancelled; run the same command again to continue") from None
+        except errors.RayError as error:
+            said = " ".join(str(error).split())[:160]
+            raise DataError(f"a task was lost {RETRIES + 1} times ({said}); run the same command again") from None
+
+    def _cancel(self) -> None:
+        """Ask what runs to stop, as Ctrl-C does, and wait for it."""
+        for reference in self._pending:
+            self._ray.cancel(reference)
+        if self._pending:
+            self._ray.wait(list(self._pending), num_returns=len(self._pending), timeout=PATIENCE)
+        self._pending.clear()
+
+    def __exit__(self, *error: Any) -> None:
+        try:
+            self._cancel()
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        if self._ours:
+            self._ray.shutdown()
+            self._ours = False
+
+    def jobs(self, *, deadline: float | None = None, begun: Callable[[Job], None] = lambda job: None) -> Execute:
+        """The jobs of :mod:`encoderlab.execution.local` as tasks; each node must see their files."""
+
+        def execute(jobs: Sequence[Job]) -> Iterator[Ended]:
+            waiting = list(jobs)
+            running: dict[Any, Job] = {}
+            asked = False
+            while waiting or running:
+                if not asked and deadline is not None and time.monotonic() >= deadline:
+                    waiting.clear()
+                    for reference in running:
+                        self._ray.cancel(reference)
+                    asked = True
+                while waiting and len(running) < self.cores + AHEAD:
+                    job = waiting.pop(0)
+                    reference = self._send(_run_job, job)
+                    running[reference], self._pending[reference] = job, job.name
+                    begun(job)
+                done, _ = self._ray.wait(list(running), num_returns=1, timeout=1.0)
+                for reference in done:
+                    job = running.pop(reference)
+                    self._pending.pop(reference, None)
+                    try:
+                        code = int(self._result(reference))
+                    except Stopped as error:
+                        code = error.code
+                    yield Ended(job=job, code=code)
+
+        return execute
+
+
+def _call(function: Callable[..., Any], *args: Any) -> Any:
+    return function(*args)  # Ray itself takes no partial functions
+
+
+def _probe(paths: Sequence[str]) -> dict[str, Any]:
+    versions = f"encoderlab {__version__}, Python {platform.python_version()}"
+    return {"versions": versions, "sees": {path: os.path.exists(path) for path in paths}}
+
+
+def _run_job(job: Job) -> int:
+    """The exit code of a job; where this task is cancelled, the job is asked to stop."""
+    process = start(job)
+    try:
+        while process.poll() is None:
+            time.sleep(POLL)  # a cancelled task is interrupted between two instructions, not in a system call
+        return process.returncode
+    except BaseException:
+        process.terminate()
+        try:
+            return process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise

@@ -1,0 +1,130 @@
+"""Tasks on Ray: two small nodes on this machine, one of which dies; and what is refused."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from encoderlab.corpus.build import BuildSettings, NewTokenizer, build_corpus
+from encoderlab.corpus.workers import Workers
+from encoderlab.errors import ConfigError, DataError
+from encoderlab.execution.cluster import Need, RayTasks, tasks_on
+from encoderlab.execution.local import Job
+
+pytest.importorskip("ray", reason="Ray is not installed (pip install 'encoderlab[scale]')")
+
+SMALL = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A head that runs nothing, and two nodes of one core each."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args=SMALL | {"num_cpus": 0})
+    nodes = [made.add_node(**{key: value for key, value in SMALL.items() if key != "include_dashboard"}) for _ in "ab"]
+    ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
+    made.wait_for_nodes()
+    yield made, nodes
+    ray.shutdown()
+    made.shutdown()
+
+
+def write(path: Path, shared: str, seconds: float) -> None:
+    with open(path.with_suffix(".tries"), "a") as file:
+        file.write("x")
+    time.sleep(seconds)
+    path.write_text(shared)
+
+
+def fail() -> None:
+    raise DataError("a.txt: broken")
+
+
+def test_tasks_write_what_one_process_writes_and_errors_arrive(cluster, tmp_path):
+    said: list[str] = []
+    with RayTasks(sees=[tmp_path]) as tasks:
+        tasks.ended = said.append
+        shared = tasks.share("text")
+        for number in range(4):
+            tasks.submit(write, tmp_path / f"{number}.txt", shared, 0, name=f"task {number}")
+        tasks.finish()
+        assert sorted(said) == [f"task {number}" for number in range(4)]
+        assert [(tmp_path / f"{number}.txt").read_text() for number in range(4)] == ["text"] * 4
+        tasks.submit(fail)
+        with pytest.raises(DataError, match="a.txt: broken"):
+            tasks.finish()
+
+
+def test_jobs_say_how_they_ended(cluster, tmp_path):
+    def job(module: str, *arguments: str) -> Job:
+        return Job(name=module, module=module, arguments=arguments, log=tmp_path / f"{module}.log")
+
+    with RayTasks() as tasks:
+        ended = {one.job.name: one.code for one in tasks.jobs()([job("platform"), job("no_such_module")])}
+    assert ended == {"platform": 0, "no_such_module": 1}
+    assert "no_such_module" in (tmp_path / "no_such_module.log").read_text()
+
+
+def test_at_the_deadline_jobs_are_asked_to_stop(cluster, tmp_path):
+    server = Job(name="server", module="http.server", arguments=("0",), log=tmp_path / "log")
+    with RayTasks() as tasks:
+        ended = list(tasks.jobs(deadline=time.monotonic() + 4)([server]))
+    assert [(one.job.name, one.stopped) for one in ended] == [("server", True)]
+
+
+def test_a_lost_node_loses_no_task(cluster, tmp_path):
+    made, nodes = cluster
+    with RayTasks(need=Need(cores=1)) as tasks:
+        for number in range(3):
+            tasks.submit(write, tmp_path / f"{number}.txt", "text", 4, name=str(number))
+        while len(list(tmp_path.glob("*.tries"))) < 2:
+            time.sleep(0.1)
+        made.remove_node(nodes[1], allow_graceful=False)
+        tasks.finish()
+    assert [(tmp_path / f"{number}.txt").read_text() for number in range(3)] == ["text"] * 3
+    assert sum(len(path.read_text()) for path in tmp_path.glob("*.tries")) == 4  # one of them twice
+
+
+def test_nodes_that_differ_are_named(cluster, tmp_path, monkeypatch):
+    import encoderlab.execution.cluster as module
+
+    real = module._probe
+    with monkeypatch.context() as patch:
+        own = real([])
+        patch.setattr(module, "_probe", real)
+        patch.setattr(module.platform, "python_version", lambda: "3.99")
+        with pytest.raises(ConfigError, match="this process encoderlab .*Python 3.99; install the same"):
+            RayTasks().__enter__()
+        assert own["versions"]
+
+
+def test_the_place_is_read_from_the_option():
+    assert isinstance(tasks_on("local", workers=1), Workers)
+    assert isinstance(tasks_on("ray=10.0.0.1:6379"), RayTasks)
+    for wrong in ("slurm", "ray=", "local=2"):
+        with pytest.raises(ConfigError, match="expected local, ray or ray=ADDRESS"):
+            tasks_on(wrong)
+    with pytest.raises(ConfigError, match="--workers is for --on local"):
+        tasks_on("ray", workers=2)
+
+
+def test_without_ray_one_line_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(Exception, match=r"needs ray, which is not installed; run: pip install 'encoderlab\[scale\]'"):
+        RayTasks().__enter__()
+
+
+def test_a_corpus_of_a_cluster_has_the_bytes_of_one_machine(cluster, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(f"A document about the number {n}, and of {n * n}." for n in range(3000)))
+    settings = BuildSettings(sources=(str(text),), tokenizer=NewTokenizer(vocab_size=200))
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    build_corpus(settings, alone)
+    build_corpus(settings, together, tasks=lambda: RayTasks(sees=[together]))
+    files = [path.relative_to(alone) for path in alone.rglob("*") if path.is_file()]
+    assert [(alone / name).read_bytes() for name in files] == [(together / name).read_bytes() for name in files]
