@@ -227,7 +227,7 @@ def store_by_columns(model: Model) -> None:
     """
     with torch.no_grad():
         for module in model.encoder.modules():
-            weights: list[torch.nn.Parameter] = []
+            weights: list[torch.Tensor] = []
             if isinstance(module, Attention):
                 weights = [module.qkv, module.out.weight]
             elif isinstance(module, FeedForward):
