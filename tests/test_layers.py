@@ -14,7 +14,7 @@ from encoderlab.cli import FENGSHEN, VERBS
 SOURCE = Path(encoderlab.__file__).parent
 ORDER = [  # first to last: each group may use those before it
     ["errors"],
-    ["processor", "seeds", "ranges", "protobuf", "files", "part_files", "tensor_files"],
+    ["processor", "seeds", "ranges", "protobuf", "files", "part_files", "mapped", "tensor_files"],
     ["storage"],
     ["config"],
     ["records", "pages"],
@@ -58,6 +58,7 @@ TORCH_FREE = (
     "protobuf",
     "files",
     "storage",
+    "mapped",
     "tensor_files",
     "config",
     "records",

@@ -5,10 +5,13 @@ from __future__ import annotations
 import mmap
 import random
 import shutil
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from encoderlab import cli
@@ -165,6 +168,24 @@ def test_a_corpus_that_is_truncated_while_it_is_mapped(chosen, tmp_path):
             read(0)
     mapped = tensors.map_tensors(tmp_path / "out" / "validation" / "shard-00000.safetensors")
     mapped.check_size()
+
+
+@pytest.mark.parametrize("thread", [False, True])
+def test_a_file_that_is_truncated_between_the_check_and_the_read(thread, tmp_path):
+    """SIGBUS, in a process of its own: a line that names the file, and the exit code of damaged data."""
+    path = tmp_path / "tokens.safetensors"
+    tensors.write_tensors(path, {"ids": np.arange(1_000_000, dtype=np.uint32)})
+    code = (
+        "import os, threading; from pathlib import Path; from encoderlab.corpus import tensors\n"
+        f"path = Path({str(path)!r}); mapped = tensors.map_tensors(path); os.truncate(path, 100_000)\n"
+        "def read(): print(mapped['ids'][900_000:].sum())\n"
+        + ("one = threading.Thread(target=read); one.start(); one.join()" if thread else "read()")
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == 3 and not ended.stdout
+    assert ended.stderr.strip() == (
+        f"error: {path}: truncated while in use, 100,000 of 4,000,080 bytes; build it again"
+    )
 
 
 def test_a_resumed_build_shows_how_far_it_is(chosen, tmp_path, monkeypatch):

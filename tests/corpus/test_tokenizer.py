@@ -6,6 +6,7 @@ import argparse
 import gzip
 import json
 import pickle
+import random
 import re
 import statistics
 import struct
@@ -13,10 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from encoderlab.corpus import chunks
+from encoderlab.corpus.beginnings import Beginnings, Head
 from encoderlab.corpus.tokenizer import Tokenizer, truncate
 from encoderlab.errors import ConfigError, DataError
 
@@ -737,3 +740,107 @@ def test_an_endless_word_costs_the_library_nothing(trained: dict[str, Tokenizer]
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(2, 20))
 def test_what_is_left_of_two_texts_depends_on_no_more_than_the_room(a: int, b: int, room: int) -> None:
     assert truncate(a, b, room) == truncate(min(a, room), min(b, room), room)
+
+
+@pytest.mark.parametrize("name", [*TRAINED, "bpe-nfc"])
+def test_text_without_an_end_of_a_word_is_read_no_further_and_changes_no_token(
+    name: str, trained: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Letters, digits and marks without a space: the cut is proved from the vocabulary, and where that fails (here
+    MOST has no end) the text is read whole."""
+    tokenizer = trained[name.removesuffix("-nfc")]
+    if name == "bpe-nfc":  # as ModernBERT's
+        backend = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
+        backend.normalizer = tokenizers.normalizers.NFC()
+        tokenizer = Tokenizer(backend, tokenizer.special_tokens)
+    special, proved = tokenizer.token(tokenizer.special.mask), []
+    monkeypatch.setattr("encoderlab.corpus.tokenizer.CHARACTERS", 4)
+    monkeypatch.setattr("encoderlab.corpus.beginnings.MOST", 1 << 30)
+    heads = Beginnings.heads
+
+    def counted(self: Beginnings, text: str, length: int) -> Head:
+        head = heads(self, text, length)
+        proved.append(head.proved and len(head.texts[0]) < len(text))
+        return head
+
+    monkeypatch.setattr(Beginnings, "heads", counted)
+    alphabets = (
+        "thea",
+        "abcdefgh",
+        "0123",
+        "=-_",
+        "the中国生活",
+        "ñé한글",
+        "a'",
+        "x" + "\u0301",
+        "Aa1=",
+        "ﬁＡｶﾞ",
+        "«½²",
+    )
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.data())
+    def equal(data: st.DataObject) -> None:
+        letters = data.draw(st.sampled_from(alphabets))
+        run = "".join(data.draw(st.lists(st.sampled_from(letters), min_size=1, max_size=12))) * 200
+        middle, end = data.draw(
+            st.tuples(st.integers(0, 600), st.sampled_from(["", " the end", special, "'s", "\u0301"]))
+        )
+        text = data.draw(odd_text) + run[:middle] + data.draw(st.sampled_from(["", special, "n't "])) + run + end
+        whole = tokenizer.encode(text)
+        for limit in (3, 40):
+            (found,) = tokenizer.encode_batch([text], limit=limit)
+            count = min(limit + 1, len(whole))
+            assert len(found) >= count
+            for field in ("ids", "offsets", "word_starts"):
+                np.testing.assert_array_equal(getattr(found, field)[:count], getattr(whole, field)[:count])
+
+    equal()
+    assert sum(proved) > len(proved) / 6
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_a_cut_is_proved_for_any_merges_and_any_scores(data: st.DataObject) -> None:
+    """Vocabularies drawn at random over two letters, in which what follows decides as much as it can."""
+    merges: list[tuple[str, str]] = []
+    vocabulary = {"a": 0, "b": 1, "[UNK]": 2}
+    for _ in range(data.draw(st.integers(1, 12))):
+        pair = data.draw(st.tuples(*[st.sampled_from([token for token in vocabulary if token != "[UNK]"])] * 2))
+        if "".join(pair) not in vocabulary and len("".join(pair)) < 12:
+            merges.append(pair)
+            vocabulary["".join(pair)] = len(vocabulary)
+    if data.draw(st.booleans()):
+        backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=merges))
+        backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    else:
+        scores = [
+            (token, -float(data.draw(st.integers(1, 5)))) for token in vocabulary if token != "b" or len(merges) > 3
+        ]
+        unknown = [token for token, _ in scores].index("[UNK]")
+        backend = tokenizers.Tokenizer(tokenizers.models.Unigram(scores, unk_id=unknown))
+        backend.normalizer = tokenizers.normalizers.Replace(tokenizers.Regex(" {2,}"), " ")
+        backend.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="always", split=True)
+    beginnings = Beginnings(backend)
+    text = "".join(data.draw(st.lists(st.sampled_from("ab"), min_size=20, max_size=60))) * 3
+    whole = backend.encode(text)
+    head = beginnings.heads(text, 20)
+    assert head.proved and all(len(one) < len(text) for one in head.texts)
+    found = [backend.encode(one) for one in head.texts]
+    size = beginnings.common([np.array(one.ids) for one in found], [np.array(one.offsets) for one in found])
+    assert found[0].ids[:size] == whole.ids[:size] and found[0].offsets[:size] == whole.offsets[:size]
+
+
+@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("letters", ["x", "etaoinshrdlu", "生活的真谛", "0", "=", "e\u0301"])
+def test_a_cell_of_letters_costs_what_is_used_of_it(
+    letters: str, name: str, trained: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, read = trained[name], []
+    whole = Tokenizer._encode_whole
+    monkeypatch.setattr(Tokenizer, "_encode_whole", lambda self, texts: read.extend(texts) or whole(self, texts))
+    text = "".join(random.Random(1).choices(letters, k=600_000))
+    (found,) = tokenizer.encode_batch([text], limit=128)
+    assert len(found) > 128 or found.offsets[-1][1] == len(text)
+    if len(found) > 128:
+        assert sum(map(len, read)) < 500_000

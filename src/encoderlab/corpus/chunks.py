@@ -26,18 +26,10 @@ MAX_TOKENS = 1 << 22
 MAX_LENGTH = 64  # characters; longer chunks are tokenized each time
 
 _GROUP = 1000  # new chunks that the library sees as one text; a text of its own costs it ten microseconds each
-_CJK = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-_HAS_CJK = re.compile(f"[{_CJK}]")
-_CJK_CHUNKS = re.compile(f"[{_CJK}]|[^{_CJK} \n\t\r]+|[ \n\t\r]+")
-_BORDERS = {  # by mode: where the tokens before do not depend on what follows
-    "words": re.compile(r"(?<=[^ \n\t\r])[ \n\t\r]|(?<=[,;:.!?])"),
-    "cjk": re.compile(f"(?<=[^ \n\t\r])[ \n\t\r]|(?<=[,;:.!?])|(?<=[{_CJK}])(?=[{_CJK}])"),
-    "bytes": re.compile(r"(?<=\w) (?=\w)|(?<=[A-Za-z])(?=[,;:.!?])"),
-    "pieces": re.compile(r"(?<=\w) (?=\w)"),
-}
-_LETTERS = (
-    r"[^\W_\u1100-\U0010ffff]"  # no normaliser of BERT drops or splits them; neither marks nor Hangul nor Chinese
-)
+CHINESE = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+_HAS_CJK = re.compile(f"[{CHINESE}]")
+_CJK_CHUNKS = re.compile(f"[{CHINESE}]|[^{CHINESE} \n\t\r]+|[ \n\t\r]+")
+_LETTERS = r"[^\W_\u1100-\uabff\ud7a4-\U0010ffff]"  # no normaliser of BERT drops them; neither marks nor Chinese
 _NOT_ONE_SPACE = re.compile(r"[\s\u180e] |\x00")  # GPT-2 cuts runs of white space by what follows them
 _FIRST = "\0"  # marks a chunk without a space before it
 
@@ -48,6 +40,7 @@ _PATTERNS = {"``": False, "''": False, "^ | $": False, " {2,}": True, "^ +| +$| 
     r"[\x00-\x08\x0B\x0E-\x1F\x7F-\x84\x86-\x9F]": False,
     r"[\s\x85\u1680\u200B-\u200F\u2028\u2029\u2581\uFEFF\uFFFD]+": True,
 }
+_FORMS = ("NFC", "NFD", "NFKC", "NFKD", "Lowercase")  # nothing depends on white space or letters that follow
 _IS_SPACE = np.array([chr(code).isspace() for code in range(0x3002)])  # U+3000 is the last space
 
 
@@ -120,7 +113,7 @@ class ChunkEncoder:
     @classmethod
     def of(cls, backend: tokenizers.Tokenizer) -> ChunkEncoder | None:
         """An encoder for ``backend``; None if its chunks may depend on each other."""
-        mode = _mode(json.loads(backend.to_str()))
+        mode = mode_of(json.loads(backend.to_str()))
         return None if mode is None else cls(backend, mode)
 
     def __call__(self, texts: Sequence[str]) -> EncodedTexts:
@@ -138,13 +131,6 @@ class ChunkEncoder:
             numbers.extend(map(self._numbers.__getitem__, chunks))
         self._learn()
         return self._look_up(texts, np.array(numbers, np.int64), counts, gaps)
-
-    def border(self, text: str, place: int) -> int:
-        """The first place from ``place`` on where the tokens before do not depend on what follows; the end if there is
-        none.
-        """
-        match = _BORDERS[self.mode].search(text, place)
-        return len(text) if match is None else match.start()
 
     def _cut(self, text: str) -> tuple[list[str], int]:
         """Chunks of ``text`` and the characters between two of them; no chunks if it must be tokenized whole."""
@@ -277,18 +263,25 @@ def _skip_space(text: str, starts: np.ndarray) -> np.ndarray:
     return solid[np.searchsorted(solid, starts)]
 
 
-def _mode(parts: dict[str, Any]) -> Mode | None:
-    """How text may be cut for the tokenizer of this ``tokenizer.json``; None where chunks may depend on each other."""
+def mode_of(parts: dict[str, Any], *, whole: bool = True) -> Mode | None:
+    """How text may be cut for the tokenizer of this ``tokenizer.json``; None where chunks may depend on each other.
+
+    Without ``whole`` only the tokens before a cut have to be those of the text, not those behind it.
+    """
     added = [token for token in parts["added_tokens"] if not token["special"]]
-    if any(token["lstrip"] or token["rstrip"] or " " in token["content"] for token in added):
+    if whole and any(token["lstrip"] or token["rstrip"] or " " in token["content"] for token in added):
         return None
     kind, normalizer, splitter = parts["model"]["type"], parts["normalizer"] or {}, parts["pre_tokenizer"] or {}
     if kind == "WordPiece" and (normalizer.get("type"), splitter.get("type")) == ("BertNormalizer", "BertPreTokenizer"):
         if not normalizer["clean_text"]:
             return None
         return "cjk" if normalizer["handle_chinese_chars"] else "words"
-    if kind == "BPE" and not normalizer and splitter.get("type") == "ByteLevel":
-        return "bytes" if splitter["use_regex"] and not splitter["add_prefix_space"] else None
+    if kind == "BPE" and splitter.get("type") == "ByteLevel" and splitter["use_regex"]:
+        if not whole:
+            forms = _flat(normalizer, "normalizers") if normalizer else []
+            settings = [parts["model"].get(name) for name in ("dropout", "end_of_word_suffix")]
+            return "bytes" if all(form.get("type") in _FORMS for form in forms) and not any(settings) else None
+        return "bytes" if not normalizer and not splitter["add_prefix_space"] else None
     if kind == "Unigram" and _cuts_at_spaces(_flat(normalizer, "normalizers"), _flat(splitter, "pretokenizers")):
         return "pieces"
     return None

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from encoderlab import mapped
 from encoderlab.errors import DataError
 from encoderlab.files import replace_file
 from encoderlab.tensor_files import Header, encode_header, read_header
@@ -23,6 +24,7 @@ class MappedTensors(dict[str, np.ndarray]):
 
     def __init__(self, path: Path, memory: mmap.mmap, header: Header) -> None:
         self._path, self._memory, self._size = path, memory, len(memory)
+        mapped.watch(path, len(memory))
         for name, (dtype, _, start, end) in header.tensors.items():
             kind = np.dtype(_TYPES[dtype])
             self[name] = np.frombuffer(memory, kind, (end - start) // kind.itemsize, header.begin + start)
@@ -35,7 +37,7 @@ class MappedTensors(dict[str, np.ndarray]):
             DataError: it is shorter now.
         """
         if (now := self._memory.size()) < self._size:
-            raise DataError(f"{self._path}: truncated while in use, {now:,} of {self._size:,} bytes; build it again")
+            raise mapped.truncated(self._path, now, self._size)
 
 
 def map_tensors(path: Path, size: int | None = None) -> MappedTensors:

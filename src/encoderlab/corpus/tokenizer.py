@@ -21,6 +21,7 @@ import numpy as np
 import tokenizers
 
 from encoderlab.corpus import tokenizer_training, vocabularies
+from encoderlab.corpus.beginnings import Beginnings, Head
 from encoderlab.corpus.chunks import ChunkEncoder, shortened, tokenize
 from encoderlab.corpus.documents import SURROGATE
 from encoderlab.corpus.special_tokens import KINDS, FramingKind, Kind, SpecialTokens
@@ -136,31 +137,39 @@ class Tokenizer:
         """:meth:`encode` of every text, on all cores.
 
         With ``limit`` no more of a text is read than so many tokens need: an encoding of more than ``limit`` tokens may
-        end before its text does. What is read ends where the tokens before do not depend on what follows.
+        end before its text does, and its first ``limit`` tokens and one more are those of the whole text. Where that
+        cannot be shown, as for one letter without an end in Unigram, or for a tokenizer of unknown parts, they are
+        those of the text's first 65,536 characters (more for a limit of more than 4,096): see
+        :mod:`encoderlab.corpus.beginnings`.
         """
-        texts = list(texts)
-        encodings: list[Encoding | None] = [None] * len(texts)
-        left, length = list(range(len(texts))), None if limit is None else CHARACTERS * (limit + 1)
+        if limit is None:
+            return self._encode_batch(texts)
+        found: list[Encoding | None] = [None] * len(texts)
+        left, length = list(range(len(texts))), CHARACTERS * (limit + 1)
         while left:
-            heads = [texts[i] if length is None else self._head(texts[i], length) for i in left]
-            for i, head, encoding in zip(left, heads, self._encode_batch(heads), strict=True):
-                if limit is None or len(encoding) > limit or len(head) == len(texts[i]):
-                    encodings[i] = encoding
-            left = [i for i in left if encodings[i] is None]
-            length = None if length is None else 8 * length
-        return [encoding for encoding in encodings if encoding is not None]
+            heads = [self._beginnings.heads(texts[i], length) for i in left]
+            encodings = iter(self._encode_batch([text for head in heads for text in head.texts]))
+            for i, head in zip(left, heads, strict=True):
+                found[i] = self._decided([next(encodings) for _ in head.texts], head, texts[i], limit)
+            left = [i for i in left if found[i] is None]
+            length *= 8
+        return [encoding for encoding in found if encoding is not None]
 
-    def _head(self, text: str, length: int) -> str:
-        """The beginning of ``text``, of ``length`` characters or a few more; all of it where it cannot be cut."""
-        if len(text) <= length or self._chunks is None or self._has_wide_tokens:
-            return text
-        return text[: self._chunks.border(text, length)]
+    def _decided(self, encodings: list[Encoding], head: Head, text: str, limit: int) -> Encoding | None:
+        """The encoding of ``text`` as far as that of its beginning decides it; None where more has to be read."""
+        first = encodings[0]
+        if len(head.texts[0]) == len(text):
+            return first
+        if not head.proved:
+            return first if len(first) > 2 * limit + 1 else None
+        size = self._beginnings.common([one.ids for one in encodings], [one.offsets for one in encodings])
+        if size <= limit:
+            return None
+        return Encoding(ids=first.ids[:size], offsets=first.offsets[:size], word_starts=first.word_starts[:size])
 
     @functools.cached_property
-    def _has_wide_tokens(self) -> bool:
-        """Whether an added token holds white space or a mark at which texts are cut."""
-        added = [token.content for token in self.backend.get_added_tokens_decoder().values()]
-        return any(len(token.split()) != 1 or set(token) & set(",;:.!?") for token in added)
+    def _beginnings(self) -> Beginnings:
+        return Beginnings(self.backend)
 
     @functools.cached_property
     def _longest_word(self) -> int | None:
@@ -172,14 +181,14 @@ class Tokenizer:
             return None
         return int(json.loads(self.backend.to_str())["model"]["max_input_chars_per_word"])
 
-    def _encode_batch(self, texts: list[str]) -> list[Encoding]:
+    def _encode_batch(self, texts: Sequence[str]) -> list[Encoding]:
         """:meth:`encode_batch` of whole texts, a group at a time, since the encodings of the library are large."""
         encodings: list[Encoding] = []
         begin = size = 0
         for end, text in enumerate(texts, start=1):
             size += len(text)
             if size > GROUP or end == len(texts):
-                encodings += self._encode_group(texts[begin:end])
+                encodings += self._encode_group(list(texts[begin:end]))
                 begin, size = end, 0
         return encodings
 

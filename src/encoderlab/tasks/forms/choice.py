@@ -177,16 +177,18 @@ class ChoiceForm(Form):
     def _options(self, example: Choice) -> list[tuple[np.ndarray, np.ndarray]]:
         """Ids and segments of the sequence of every option."""
         begin = np.empty(0, np.int64)  # of every second text
+        limit = self.settings.max_length  # more tokens than are read of a text
         if example.gap:
             seconds = [example.question.replace(example.gap, option) for option in example.options]
         elif not example.context:
             seconds = list(example.options)
         elif self.settings.choice == "clue":
             seconds = list(example.options)
-            begin = np.append(self.tokenizer.encode(example.question).ids, self.tokenizer.special.sep)
+            (question,) = self.tokenizer.encode_batch([example.question], limit=limit)
+            begin = np.append(question.ids, self.tokenizer.special.sep)
         else:
             seconds = [f"{example.question} {option}".strip() for option in example.options]
-        context, *encoded = self.tokenizer.encode_batch([example.context or example.question, *seconds])
+        context, *encoded = self.tokenizer.encode_batch([example.context or example.question, *seconds], limit=limit)
         options = [np.concatenate([begin, option.ids]) for option in encoded]
         longest = max(map(len, options))
         room = self.pair_room()

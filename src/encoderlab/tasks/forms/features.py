@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
+from encoderlab import mapped
 from encoderlab.errors import ConfigError
 from encoderlab.interchange import folder as folders
 from encoderlab.model import Model
@@ -95,6 +96,7 @@ class Store:
         if not path.exists():
             self._compute(items, words, room, path)
         self.parts.append(np.load(path, mmap_mode="r"))
+        mapped.watch(path, path.stat().st_size)
         self.starts.append(self.starts[-1] + len(self.parts[-1]))
         return self.starts[-2]
 

@@ -1,0 +1,46 @@
+"""Files mapped into memory: a read behind the end of one that was truncated ends the process with a line, not silently.
+
+Such a read is the signal SIGBUS, which no exception can replace: nothing can go on in the thread that read. Sizes are
+checked before reads (:meth:`encoderlab.corpus.tensors.MappedTensors.check_size`); this is for a file that is truncated
+between the check and the read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+from pathlib import Path
+
+from encoderlab.errors import DataError
+
+_sizes: dict[Path, int] = {}
+_handlers: list[object] = []  # they live as long as the process
+
+
+def truncated(path: Path, size: int, expected: int) -> DataError:
+    return DataError(f"{path}: truncated while in use, {size:,} of {expected:,} bytes; build it again")
+
+
+def watch(path: Path, size: int) -> None:
+    """Name ``path``, now mapped with ``size`` bytes, where a read behind its end would end the process."""
+    _sizes[path.absolute()] = size
+    if not _handlers and hasattr(signal, "SIGBUS") and not faulthandler.is_enabled():
+        if signal.getsignal(signal.SIGBUS) == signal.SIG_DFL:
+            _handlers.append(ctypes.CFUNCTYPE(None, ctypes.c_int)(_end))
+            ctypes.CDLL(None).signal(signal.SIGBUS, _handlers[0])
+
+
+def _end(number: int) -> None:
+    """Write the line and end the process, as the command line does with an error of the data."""
+    try:
+        found = [
+            str(truncated(path, now, size))
+            for path, size in list(_sizes.items())
+            if path.exists() and (now := path.stat().st_size) < size
+        ]
+        line = found[0] if found else "a file mapped into memory cannot be read: it was truncated, or its disk fails"
+        os.write(2, f"\nerror: {line}\n".encode(errors="replace"))
+    finally:
+        os._exit(DataError.code)
