@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from encoderlab.errors import ConfigError, DataError, Diverged, OutOfMemory, Stopped
 from encoderlab.objectives.base import Term
@@ -308,6 +309,18 @@ def test_the_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     other.extra = torch.nn.Linear(2, 2)
     with pytest.raises(DataError, match="extra.bias is only in one of them"):
         checkpoint.load_weights(other, outcome.checkpoint)
+
+
+def test_a_checkpoint_in_another_precision_is_refused(tmp_path: Path) -> None:
+    """Converted on the way in, its numbers would be others."""
+    outcome = run(tmp_path, SHORT)
+    path = outcome.checkpoint / checkpoint.WEIGHTS
+    tensors = load_file(path)
+    name = min(tensors)
+    for kind in (torch.int32, torch.float16):
+        save_file({**tensors, name: tensors[name].to(kind)}, path)
+        with pytest.raises(DataError, match=f"{name} is {str(kind)[6:]} there and float32 in this model"):
+            checkpoint.load_weights(Toy(), outcome.checkpoint)
 
 
 def test_noise_belongs_to_the_step_and_the_row() -> None:

@@ -50,6 +50,7 @@ def test_windows_cover_the_text_and_share_a_quarter(first: int, second: int | No
     extra = len(TEXT.frame(*[[]] * len(whole))[0])
     read = [[part.tolist() for part in _parts(sequence.ids, len(whole))] for sequence in item.sequences]
     assert all(len(sequence) <= length for sequence in item.sequences) and len(read) <= windows
+    assert form.cut == (form.most([len(text) for text in whole]) < sum(map(len, whole)))
     if sum(map(len, whole)) + extra <= length:
         assert read == [whole] and form.cut == 0
         return
@@ -64,6 +65,7 @@ def test_windows_cover_the_text_and_share_a_quarter(first: int, second: int | No
         assert covered - begin >= size // 4 if number else begin == 0
         covered = begin + size
     assert form.cut == (covered + sum(map(len, beside)) < sum(map(len, whole)))
+    assert form.most([len(text) for text in whole]) == covered + sum(map(len, beside))
     if windows * (size - size // 4) >= len(whole[long]):
         assert covered == len(whole[long])
 

@@ -26,6 +26,7 @@ from encoderlab.nn.heads import LMHead
 from encoderlab.tasks.data.examples import Question, TaggedWords, Text
 from encoderlab.tasks.forms.base import log_softmax
 from encoderlab.tasks.forms.batching import Item, TaskBatch, pack
+from encoderlab.tasks.forms.texts import TextForm
 from encoderlab.tasks.runs.apply import check_own_head, predictor_with
 from encoderlab.tasks.runs.predict import Predictor
 from encoderlab.tasks.runs.trials import best_seed, silent
@@ -138,14 +139,14 @@ class Service:
     def check_lengths(self, pairs: Sequence[Sequence[str]]) -> None:
         """
         Raises:
-            Refused: texts that share a sequence are longer than one.
+            Refused: the model does not read all of a text, or of two, also not in windows if it was trained with them.
         """
-        room = self.tokenizer.spans(self.longest, max_length=self.longest).a
+        assert self.predictor is not None and isinstance(self.predictor.form, TextForm)
         for texts in pairs:
-            tokens = sum(len(encoding) for encoding in self.tokenizer.encode_batch(list(texts)))
-            if tokens > room:
+            sizes = [len(encoding) for encoding in self.tokenizer.encode_batch(list(texts))]
+            if sum(sizes) > (most := self.predictor.form.most(sizes)):
                 raise Refused(
-                    f"`inputs` must have at most {room} tokens. Given: {tokens}; shorten them or set truncate"
+                    f"`inputs` must have at most {most} tokens. Given: {sum(sizes)}; shorten them or set truncate"
                 )
 
     # Computing, in the one thread

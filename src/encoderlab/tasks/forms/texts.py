@@ -110,6 +110,16 @@ class TextForm(Form):
                 items.append(Item(number, self._sequences(b, a, target)))
         return items
 
+    def most(self, sizes: Sequence[int]) -> int:
+        """How many tokens are read of one text, or of two, of so many tokens, in all windows together."""
+        kept = self.tokenizer.spans(*sizes, max_length=self.settings.max_length)
+        read = kept.a + kept.b
+        if self.settings.windows == 1 or read >= sum(sizes):
+            return read
+        beside = min(min(sizes), read // 2) if len(sizes) > 1 else 0  # what stands in every window
+        size = read - beside
+        return beside + min(max(sizes), size + (self.settings.windows - 1) * (size - size // 4))
+
     def _sequences(self, a: Encoding, b: Encoding | None, target: Any) -> tuple[Encoded, ...]:
         """One sequence, cut if it is too long, or the windows of a long text."""
         longest = self.settings.max_length
