@@ -28,7 +28,7 @@ from encoderlab.corpus.chunks import CHINESE, Mode, mode_of
 NEAR = 8  # times the wanted length, within which a border is looked for
 MOST = 1 << 16  # characters; where nothing can be proved, so many are read
 
-# Characters that mean the same beside each other: what a normaliser makes of one does not depend on the next. White
+# Characters that mean the same next to each other: what a normaliser makes of one does not depend on the next. White
 # space and marks that combine are not among them, nor the quotes that BPE and SentencePiece read in pairs or with
 # letters.
 _SOLID = (
