@@ -101,6 +101,24 @@ def test_nodes_that_differ_are_named(cluster, tmp_path, monkeypatch):
         with pytest.raises(ConfigError, match="this process encoderlab .*Python 3.99; install the same"):
             RayTasks().__enter__()
         assert own["versions"]
+    monkeypatch.setattr(module, "ANSWER", 0.0)
+    with pytest.raises(ConfigError, match="has not answered for 0 seconds"):
+        RayTasks().__enter__()
+
+
+def test_no_other_cluster_is_taken_than_the_one_that_is_named():
+    asked = []
+
+    class Ray:
+        def init(self, **options: object) -> None:
+            asked.append(options["address"])
+            raise ValueError("no such address")
+
+    tasks = RayTasks("nowhere")
+    tasks._ray = Ray()
+    with pytest.raises(ConfigError, match=r"no cluster at nowhere \(no such address\)"):
+        tasks._connect()
+    assert asked == ["nowhere"]
 
 
 def test_the_place_is_read_from_the_option():

@@ -141,6 +141,8 @@ def test_what_cannot_work_is_one_line(s3, monkeypatch):
         streams.open_file(f"{s3.bucket}/missing.txt")
     with pytest.raises(ConfigError, match="https can only be read"), written_folder("https://host/run"):
         pass
+    with pytest.raises(ConfigError, match="sftp is not supported; mount the folder"):
+        streams.open_file("sftp://host/a.txt")
     s3.failing, s3.draw.choice = 1.0, lambda kinds: "closed"
     monkeypatch.setattr(places, "ATTEMPTS", 3)
     with pytest.raises(DataError, match="the connection failed 3 times"):
@@ -237,6 +239,7 @@ def test_every_moment_of_an_upload_is_a_folder_that_can_be_continued(s3, tmp_pat
                 first.push()
             except DataError:
                 whole = False
+        first.release()
         monkeypatch.setenv("ENCODERLAB_HOME", str(tmp_path / f"away-{cut}"))
         places._KNOWN.clear()
         again = Mirror(mirror.working_place(url), url)
@@ -260,6 +263,61 @@ def test_two_writers_of_one_place_are_refused(s3, tmp_path, monkeypatch):
             pass
         monkeypatch.undo()
     assert not places.exists(f"{s3.bucket}/runs/two/writer.json")
+
+
+def test_the_sign_of_another_writer_stays(s3):
+    url = f"{s3.bucket}/runs/three"
+    first, second = Mirror(mirror.working_place(url), url), Mirror(mirror.working_place(url), url)
+    first.claim()
+    second._sign()  # as after ten minutes
+    first.release()
+    assert places.exists(f"{url}/writer.json")
+    second.release()
+    assert not places.exists(f"{url}/writer.json")
+
+
+def test_what_is_only_here_stays_if_the_answer_to_an_upload_is_lost(s3, monkeypatch):
+    url = f"{s3.bucket}/runs/lost"
+    folder = mirror.working_place(url)
+    first = Mirror(folder, url)
+    first.restore()
+    folder.mkdir(parents=True)
+    (folder / "a").write_text("a")
+    first.push()
+    real = places.write_bytes
+
+    def arrives_without_an_answer(place: str, data: bytes) -> None:
+        real(place, data)
+        raise DataError("no answer")
+
+    (folder / "b").write_text("b")
+    with monkeypatch.context() as patch:
+        patch.setattr(places, "write_bytes", arrives_without_an_answer)
+        with pytest.raises(DataError, match="no answer"):
+            first.push()
+    (folder / "c").write_text("only here")
+    first.release()
+    again = Mirror(folder, url)
+    again.restore()
+    assert (folder / "c").read_text() == "only here"
+    again.push()
+    assert places.read_bytes(f"{url}/c") == b"only here"
+
+
+def test_an_upload_that_fails_does_not_hide_why_the_work_ended(s3, monkeypatch, caplog):
+    url = f"{s3.bucket}/runs/failed"
+
+    def fails(path: Path, place: str) -> None:
+        raise DataError("no connection")
+
+    monkeypatch.setattr(places, "upload", fails)
+    for work, expected in ((RuntimeError("broken"), RuntimeError), (None, DataError)):
+        with pytest.raises(expected), written_folder(url) as folder:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "a").write_text("a")
+            if work is not None:
+                raise work
+    assert "no connection; what was made is kept in" in caplog.text and (folder / "a").exists()
 
 
 def test_a_file_appears_at_its_end_or_not_at_all(s3):

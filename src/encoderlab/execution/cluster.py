@@ -24,6 +24,7 @@ from encoderlab.execution.local import POLL, Ended, Execute, Job, start
 
 RETRIES = 5
 AHEAD = 2  # tasks submitted beyond those that can run
+ANSWER = 120.0  # seconds in which a node must answer
 PATIENCE = 120.0  # seconds in which what was asked to stop may write its checkpoint
 
 
@@ -97,6 +98,8 @@ class RayTasks:
             try:
                 self._ray.init(**more)
             except ValueError:  # a cluster was found, whose dashboard is not ours to choose
+                if self._address is not None:
+                    raise
                 self._ray.init(log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, ValueError, TimeoutError, OSError) as error:
             said = " ".join(str(error).split())[:160]
@@ -122,10 +125,14 @@ class RayTasks:
         self.cores = max(1, int(self._ray.cluster_resources().get("CPU", 1)))
         for name, answer in asked.items():
             try:
-                found = self._ray.get(answer, timeout=120)
+                found = self._ray.get(answer, timeout=ANSWER)
             except self._ray.exceptions.RayTaskError as error:
                 raise ConfigError(
                     f"node {name} cannot run encoderlab ({error.cause}); install encoderlab {__version__} there"
+                ) from None
+            except self._ray.exceptions.GetTimeoutError:
+                raise ConfigError(
+                    f"node {name} has not answered for {ANSWER:.0f} seconds; see `ray status`, or remove the node"
                 ) from None
             except self._ray.exceptions.RayError:
                 continue  # lost meanwhile

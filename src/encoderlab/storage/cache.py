@@ -21,6 +21,7 @@ from pathlib import Path
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import CACHE_GB, cache_folder, fcntl, replace_file, write_bytes
 from encoderlab.storage import places
+from encoderlab.storage.mirror import INDEX, WRITER
 from encoderlab.storage.streams import open_file
 
 URL_FILE, COMPLETE = ".url", ".complete"
@@ -42,6 +43,7 @@ def local(place: str | os.PathLike[str]) -> Path:
     if not places.is_folder(url):
         return file(url)
     names = {name.removeprefix(url.rstrip("/") + "/"): name for name in places.find(url)}
+    names = {name: place for name, place in names.items() if name not in (INDEX, WRITER)}  # only of an upload
     if {MANIFEST, COUNTS} <= names.keys():
         return _corpus(url, names)
     return _folder(url, names)

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from encoderlab.errors import ConfigError, DataError
+from encoderlab.errors import ConfigError, DataError, EncoderlabError
 from encoderlab.files import cache_folder, held_file, read_json, write_json
 from encoderlab.storage import places
 from encoderlab.storage.streams import open_file
@@ -35,6 +35,7 @@ INDEX, WRITER = "mirror.json", "writer.json"
 EVERY = 20.0  # seconds between two uploads
 GONE = 600.0  # seconds without a sign after which a writer is taken to be gone
 LOGS = (".jsonl", ".log")
+_KEPT = "%s; what was made is kept in %s, and sent with the next upload"
 
 
 def working_place(url: str) -> Path:
@@ -80,12 +81,19 @@ def written_folder(url: str, *, every: float = EVERY) -> Iterator[Path]:
             over = threading.Event()
             thread = threading.Thread(target=mirror.follow, args=(over, every), name="mirror", daemon=True)
             thread.start()
+            done = False
             try:
                 yield folder
+                done = True
             finally:
                 over.set()
                 thread.join()
-                mirror.push()
+                try:
+                    mirror.push()
+                except (EncoderlabError, OSError) as error:
+                    if done:
+                        raise
+                    log.warning(_KEPT, error, folder)  # why the work itself ended is the error to see
         finally:
             mirror.release()
 
@@ -100,6 +108,8 @@ class Mirror:
         self._pushed: dict[str, tuple[int, int]] = {}  # size and time of change of each file at the URL
         self._entries: dict[str, dict[str, Any]] = {}
         self._links: dict[str, str] = {}
+        self._pushes: list[str | None] = []  # of which one is at the URL: the last whole upload, and later attempts
+        self._doomed: set[str] = set()  # deleted here, and perhaps not yet at the URL
         self._signed = 0.0
 
     def claim(self) -> None:
@@ -108,25 +118,37 @@ class Mirror:
         Raises:
             ConfigError: another process does.
         """
-        place = places.join(self.url, WRITER)
-        self._refuse_other(place)
+        self._refuse_other()
         self._sign()
-        self._refuse_other(place)  # two at the same moment: the later sign wins, the other ends here
+        self._refuse_other()  # two at the same moment: the later sign wins, the other ends here
 
-    def _refuse_other(self, place: str) -> None:
-        if not places.exists(place):
-            return
+    def _found_sign(self) -> dict[str, Any] | None:
         try:
-            other = json.loads(places.read_bytes(place))
-            known, host, process, when = other["id"], other["host"], int(other["pid"]), float(other["time"])
+            sign = json.loads(places.read_bytes(places.join(self.url, WRITER)))
+            return {"id": sign["id"], "host": sign["host"], "pid": int(sign["pid"]), "time": float(sign["time"])}
         except (ValueError, KeyError, TypeError):
+            return None
+        except DataError as error:
+            if "no such file" in str(error):
+                return None
+            raise
+
+    def _refuse_other(self) -> None:
+        sign = self._found_sign()
+        if sign is None or sign["id"] == self._id or time.time() - sign["time"] >= GONE:
             return
-        here = host == socket.gethostname()
-        if known != self._id and time.time() - when < GONE and not (here and not _runs(process)):
-            raise ConfigError(
-                f"{self.url}: another process is writing it ({host}, process {process}); wait for it, or choose "
-                "another place"
-            )
+        if sign["host"] == socket.gethostname() and not _runs(sign["pid"]):
+            return
+        raise ConfigError(
+            f"{self.url}: another process is writing it ({sign['host']}, process {sign['pid']}); wait for it, or "
+            "choose another place"
+        )
+
+    def _stay(self) -> None:
+        """Renew the sign before it expires."""
+        if time.time() - self._signed > GONE / 4:
+            self._refuse_other()
+            self._sign()
 
     def _sign(self) -> None:
         self._signed = time.time()
@@ -134,9 +156,10 @@ class Mirror:
         places.write_bytes(places.join(self.url, WRITER), json.dumps(sign).encode())
 
     def release(self) -> None:
-        """Remove the sign of :meth:`claim`."""
+        """Remove the sign of :meth:`claim`, if no other process has replaced it."""
         with contextlib.suppress(DataError):
-            places.delete(places.join(self.url, WRITER))
+            if (sign := self._found_sign()) is not None and sign["id"] == self._id:
+                places.delete(places.join(self.url, WRITER))
 
     def restore(self) -> None:
         """Make the local folder what the URL holds, unless it is that already, or further on.
@@ -144,11 +167,12 @@ class Mirror:
         Raises:
             DataError: it cannot be read.
         """
-        state = read_json(self._state_file) if (self._state_file).exists() else None
+        pushes = read_json(self._state_file).get("pushes", []) if self._state_file.exists() else []
         place = places.join(self.url, INDEX)
         index = json.loads(places.read_bytes(place)) if places.exists(place) else None
         push = None if index is None else index["push"]
-        if state is not None and state["push"] == push:  # with no upload complete on either side, too
+        self._pushes = [push]
+        if push in pushes:  # with no upload complete on either side, too
             self._entries, self._links = ({}, {}) if index is None else (index["files"], index["links"])
             self._pushed = {
                 name: (entry["size"], entry["time"])
@@ -164,11 +188,12 @@ class Mirror:
             if Path(parent).parent.name == "checkpoints" and f"{parent}/manifest.json" not in names:
                 continue  # its upload was interrupted
             self._fetch(name)
+            self._stay()
         for name, target in links.items():
             if (self.folder / name).parent.joinpath(target).exists():
                 (self.folder / name).symlink_to(target)
         self._entries, self._links = (index["files"], links) if index is not None else ({}, {})
-        write_json(self._state_file, {"push": push})  # last: without it, what is here is not trusted
+        write_json(self._state_file, {"pushes": self._pushes})  # last: without it, what is here is not trusted
         if names:
             log.info("%s: %d files restored", self.url, len(names))
 
@@ -191,8 +216,8 @@ class Mirror:
         while not over.wait(every):
             try:
                 self.push()
-            except DataError as error:
-                log.warning("%s; it is kept in %s, and tried again", error, self.folder)
+            except (DataError, OSError) as error:
+                log.warning(_KEPT, error, self.folder)
             except ConfigError as error:
                 log.warning("%s; nothing more is uploaded", error)
                 return
@@ -206,14 +231,13 @@ class Mirror:
         """
         states, links = self._listing()
         changed = [name for name, state in states.items() if self._pushed.get(name) != state]
-        gone = self._entries.keys() - states.keys() | self._links.keys() - links.keys()
-        if time.time() - self._signed > GONE / 4:
-            self._refuse_other(places.join(self.url, WRITER))
-            self._sign()
+        gone = (self._entries.keys() | self._links.keys() | self._doomed) - states.keys() - links.keys()
+        self._stay()
         if not (changed or gone or links != self._links):
             return
-        self._refuse_other(places.join(self.url, WRITER))
+        self._refuse_other()
         for name in sorted(changed, key=lambda name: (_order(name), states[name][1], name)):
+            self._stay()
             self._upload(name, states[name])
         for name, target in links.items():
             if self._links.get(name) != target:
@@ -222,11 +246,15 @@ class Mirror:
         self._links = links
         push = uuid.uuid4().hex
         index = {"push": push, "files": self._entries, "links": links}
+        self._pushes.append(push)  # first: an error does not say whether the list has arrived
+        write_json(self._state_file, {"pushes": self._pushes})
         places.write_bytes(places.join(self.url, INDEX), json.dumps(index, indent=1).encode())
-        write_json(self._state_file, {"push": push})
-        for name in gone:
+        self._pushes = [push]
+        self._doomed = gone
+        for name in sorted(gone, key=_order, reverse=True):  # manifests first: without one a checkpoint is not restored
             places.delete(places.join(self.url, name))
             self._pushed.pop(name, None)
+        self._doomed = set()
 
     def _upload(self, name: str, state: tuple[int, int]) -> None:
         path = self.folder / name

@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 PROTOCOLS = "s3 s3a gs gcs az abfs hf http https hdfs webhdfs sftp ftp oss memory".split()
 READ_ONLY = ("http", "https", "hf")
+NOT_SUPPORTED = ("hdfs", "webhdfs", "sftp", "ftp")  # their files are those of a host, which paths of fsspec do not name
 ATTEMPTS, FIRST_WAIT = 8, 0.25  # tries of one request; seconds before the second try, doubled before each further one
 _URL = re.compile(rf"({'|'.join(PROTOCOLS)}):/{{1,2}}([^/].*)")
 _NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "DefaultCredentialsError")
@@ -57,9 +58,14 @@ def file_system(url: str) -> tuple[Any, str]:
     """The fsspec file system of a URL, and the path in it.
 
     Raises:
+        ConfigError: a protocol that is not supported.
         MissingDependency: fsspec, or the package for this protocol, is not installed.
     """
     protocol = url.partition("://")[0]
+    if protocol in NOT_SUPPORTED:
+        raise ConfigError(
+            f"{url}: {protocol} is not supported; mount the folder, or give a URL such as s3://bucket/folder"
+        )
     try:
         system = _file_system(protocol)
     except ImportError as error:
@@ -263,14 +269,14 @@ def write_bytes(url: str, data: bytes) -> None:
 
 
 def delete(url: str) -> None:
-    """Delete a file; one that is not there is no error."""
+    """Delete a file; one that is not there is no error.
+
+    Raises:
+        DataError: it cannot be deleted.
+    """
     system, path = file_system(url)
-
-    def remove() -> None:
-        if system.exists(path):
-            system.rm_file(path)
-
-    attempt(url, remove)
+    if exists(url):
+        attempt(url, lambda: system.rm_file(path))
 
 
 def check_writable(url: str) -> None:

@@ -77,8 +77,8 @@ def train(
         title: the name shown while it trains; default: the recipe's.
 
     Raises:
-        Stopped: by SIGINT, SIGTERM, SIGUSR1 or the end of ``session``, after a checkpoint; its code is 130, 143, 75 or
-            75.
+        Stopped: after a checkpoint; its code is 130 by SIGINT, 143 by SIGTERM, and 75 by SIGUSR1 or the end of
+            ``session``.
         Diverged, OutOfMemory, ConfigError, DataError: see the messages; earlier checkpoints are intact.
     """
     with company(), contextlib.ExitStack() as stack:

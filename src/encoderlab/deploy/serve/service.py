@@ -245,7 +245,6 @@ def pooling_of(folder: Path) -> tuple[Pooling, bool]:
     Raises:
         ConfigError: a pooling or module that is not implemented.
     """
-
     path = folder / "modules.json"
     if not path.is_file():
         return "mean", True

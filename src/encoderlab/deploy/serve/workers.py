@@ -79,7 +79,6 @@ def supervise(
 
 def _work(answer: Callable[..., Any], given: dict[str, Any], threads: int) -> None:
     """One worker."""
-
     torch.set_num_threads(threads)
     try:
         answer(shared=True, **given)
