@@ -70,6 +70,24 @@ def test_jobs_say_how_they_ended(cluster, tmp_path):
     assert "no_such_module" in (tmp_path / "no_such_module.log").read_text()
 
 
+def test_a_job_that_is_lost_too_often_has_failed_and_the_others_continue(cluster, tmp_path, monkeypatch):
+    jobs = [Job(name=name, module="platform", arguments=(), log=tmp_path / name) for name in "ab"]
+    lost = iter([DataError("a task was lost 6 times"), None])
+    with RayTasks() as tasks:
+        real = tasks._result
+
+        def result(reference: object) -> object:
+            if (error := next(lost)) is not None:
+                raise error
+            return real(reference)
+
+        monkeypatch.setattr(tasks, "_result", result)
+        ended = list(tasks.jobs()(jobs))
+    assert sorted(one.code for one in ended) == [0, 3]
+    failed = next(one.job for one in ended if one.code)
+    assert "a task was lost 6 times" in failed.log.read_text()
+
+
 def test_at_the_deadline_jobs_are_asked_to_stop(cluster, tmp_path):
     server = Job(name="server", module="http.server", arguments=("0",), log=tmp_path / "log")
     with RayTasks() as tasks:

@@ -19,7 +19,7 @@ from typing import Any
 
 from encoderlab import __version__
 from encoderlab.corpus.workers import Tasks, Workers, cores
-from encoderlab.errors import ConfigError, DataError, MissingDependency, OutOfMemory, Stopped
+from encoderlab.errors import ConfigError, DataError, EncoderlabError, MissingDependency, OutOfMemory, Stopped
 from encoderlab.execution.local import POLL, Ended, Execute, Job, start
 
 RETRIES = 5
@@ -230,6 +230,11 @@ class RayTasks:
                     try:
                         code = int(self._result(reference))
                     except Stopped as error:
+                        code = error.code
+                    except EncoderlabError as error:  # lost too often; the other jobs continue
+                        job.log.parent.mkdir(parents=True, exist_ok=True)
+                        with job.log.open("a", encoding="utf-8") as log:
+                            log.write(f"{error}\n")
                         code = error.code
                     yield Ended(job=job, code=code)
 
