@@ -541,15 +541,16 @@ def test_the_memory_of_chunks_is_bounded(trained: dict[str, Tokenizer], monkeypa
 
 def test_tokenizers_whose_chunks_may_depend_on_each_other_use_the_library(trained: dict[str, Tokenizer]) -> None:
     parts = json.loads(trained["bpe"]._plain.to_str())
-    assert chunks._mode(parts) == "bytes"
-    assert chunks._mode(parts | {"pre_tokenizer": parts["pre_tokenizer"] | {"add_prefix_space": True}}) is None
-    assert chunks._mode(parts | {"normalizer": {"type": "NFC"}}) is None
+    assert chunks.mode_of(parts) == "bytes"
+    assert chunks.mode_of(parts | {"pre_tokenizer": parts["pre_tokenizer"] | {"add_prefix_space": True}}) is None
+    assert chunks.mode_of(parts | {"normalizer": {"type": "NFC"}}) is None
     parts = json.loads(trained["wordpiece"]._plain.to_str())
-    assert chunks._mode(parts | {"pre_tokenizer": None}) is None
-    assert chunks._mode(parts | {"normalizer": parts["normalizer"] | {"handle_chinese_chars": False}}) == "words"
+    assert chunks.mode_of(parts | {"pre_tokenizer": None}) is None
+    assert chunks.mode_of(parts | {"normalizer": parts["normalizer"] | {"handle_chinese_chars": False}}) == "words"
     parts = json.loads(trained["unigram"]._plain.to_str())
     assert (
-        chunks._mode(parts | {"normalizer": {"type": "Replace", "pattern": {"String": "a b"}, "content": "c"}}) is None
+        chunks.mode_of(parts | {"normalizer": {"type": "Replace", "pattern": {"String": "a b"}, "content": "c"}})
+        is None
     )
 
 
