@@ -22,16 +22,20 @@ SMALL = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": Fa
 @pytest.fixture(scope="module")
 def cluster():
     """A head that runs nothing, and two nodes of one core each."""
+    import builtins
+
     import ray
     from ray.cluster_utils import Cluster
 
     made = Cluster(initialize_head=True, head_node_args=SMALL | {"num_cpus": 0})
     nodes = [made.add_node(**{key: value for key, value in SMALL.items() if key != "include_dashboard"}) for _ in "ab"]
+    plain = builtins.print
     ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
     made.wait_for_nodes()
     yield made, nodes
     ray.shutdown()
     made.shutdown()
+    builtins.print = plain  # Ray replaces it
 
 
 def write(path: Path, shared: str, seconds: float) -> None:

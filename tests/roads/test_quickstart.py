@@ -44,7 +44,7 @@ def test_the_road_from_text_to_report_and_again(tmp_path, monkeypatch, capsys):
     plan = quickstart_stages.QuickstartPlan(
         recipe="bert-tiny",
         pretraining=2.0,
-        examples=(40, 16, 32),
+        examples=(16, 16, 32),
         seeds={"roles": 2, "match": 1, "area": 1},
         size="stdlib",
     )

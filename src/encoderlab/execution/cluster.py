@@ -115,15 +115,15 @@ class RayTasks:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         probe = self._ray.remote(num_cpus=0, max_retries=2)(_probe)
-        asked = {}
+        asked = []
         for node in self._ray.nodes():
             if node["Alive"] and node["Resources"].get("CPU", 0) > 0:
                 where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
                 name = node["NodeManagerHostname"]
-                asked[name] = probe.options(scheduling_strategy=where).remote([str(path) for path in self._sees])
+                asked.append((name, probe.options(scheduling_strategy=where).remote([str(p) for p in self._sees])))
         own = _probe([str(path) for path in self._sees])
         self.cores = max(1, int(self._ray.cluster_resources().get("CPU", 1)))
-        for name, answer in asked.items():
+        for name, answer in asked:
             try:
                 found = self._ray.get(answer, timeout=ANSWER)
             except self._ray.exceptions.RayTaskError as error:
