@@ -343,6 +343,21 @@ def test_verbs_take_urls_for_inputs_and_outputs(s3, tmp_path, capsys):
     assert "no such file or folder; check the URL" in capsys.readouterr().err
 
 
+def test_file_urls_are_paths_and_unknown_protocols_are_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["encode", "small-en", "A text.", "--out", f"file://{tmp_path}/a.npy"]) == 0
+    assert (tmp_path / "a.npy").exists() and not Path("file:").exists()
+    assert cli.main(["encode", "small-en", "A text.", "--out", "dropbox://folder/a.npy"]) == 2
+    assert "dropbox is not supported" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["a.npy"]
+
+
+def test_a_server_that_does_not_answer_is_no_missing_file(monkeypatch):
+    monkeypatch.setattr(places, "ATTEMPTS", 2)
+    with pytest.raises(DataError, match="the connection failed 2 times"):
+        places.look("https://localhost:9/a.txt")
+
+
 def test_data_files_are_named_by_their_split(tmp_path):
     for name in ("data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet", "data/test-0.parquet"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -40,7 +40,7 @@ def call(verb: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
                 same = all(changed[key] is item for key, item in fields.items())
                 return value if same else dataclasses.replace(value, **changed)
             if not isinstance(value, Path) or (url := url_of(value)) is None:
-                return value
+                return _on_disk(name, value) if isinstance(value, Path) else value
             if name not in OUTPUTS:
                 return local(url)
             if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -53,6 +53,22 @@ def call(verb: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
         for name, value in bound.arguments.items():
             bound.arguments[name] = place(name, value)
         return _with_urls(verb(*bound.args, **bound.kwargs), written)
+
+
+def _on_disk(name: str, path: Path) -> Path:
+    """``path``, or what it means as a URL ``file://...``.
+
+    Raises:
+        ConfigError: an output at a URL of another kind, which would be a folder called ``kind:`` here.
+    """
+    kind = path.parts[0] if path.parts else ""
+    if kind == "file:":
+        return Path("/", *path.parts[1:])
+    if name in OUTPUTS and kind.endswith(":") and len(kind) > 2 and not Path(kind).exists():
+        raise ConfigError(
+            f"--{name} {path}: {kind[:-1]} is not supported; give a folder, or a URL such as s3://bucket/a"
+        )
+    return path
 
 
 def _with_urls(value: Any, written: Mapping[Path, str]) -> Any:

@@ -117,6 +117,10 @@ def attempt(url: str, request: Callable[[], T]) -> T:
 
 def _final(error: Exception) -> str | None:
     """Why a request can never succeed; None for an error that may pass."""
+    cause = error.__cause__
+    if isinstance(error, FileNotFoundError) and isinstance(cause, Exception):  # so fsspec says of any error of a server
+        if isinstance(cause, OSError) or getattr(cause, "status", 404) != 404:
+            return _final(cause)
     name, said = type(error).__name__, " ".join(str(error).split())[:160]
     status = getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(error, FileNotFoundError) or name in _GATED or status == 404:
