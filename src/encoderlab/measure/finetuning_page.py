@@ -191,7 +191,8 @@ def _tiles(tuning: Finetuning) -> list[Tile]:
     tiles.append(("Training examples", f"{examples['train']:,}", f"{examples['dev']:,} for development"))
     first = ended[0].record
     tiles.append(("Updates", f"{first['steps']:,}", f"batches of {first['recipe']['batch']}"))
-    tiles.append(("Time", duration(sum(run.record["seconds"] for run in ended)), f"{len(ended)} runs"))
+    count = "1 run" if len(ended) == 1 else f"{len(ended)} runs"
+    tiles.append(("Time", duration(sum(run.record["seconds"] for run in ended)), count))
     return tiles[:6]
 
 
