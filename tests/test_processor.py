@@ -10,21 +10,21 @@ import pytest
 
 from encoderlab import processor
 
-FLAGS = "flags\t\t: avx512_bf16 avx512_fp16 amx_bf16 amx_tile amx_int8"
+FLAGS = "avx512_bf16 avx512_fp16 amx_bf16 amx_tile amx_int8"
 
 
 @pytest.mark.parametrize(
     ("about", "broken"),
     [
-        (f"{FLAGS}\ncpuid level\t: 28", True),
-        (f"{FLAGS}\ncpuid level\t: 32", False),
-        (FLAGS, False),
-        ("flags\t\t: avx2\ncpuid level\t: 13", False),
-        ("", False),
+        ({"flags": FLAGS, "cpuid level": "28"}, True),
+        ({"flags": FLAGS, "cpuid level": "32"}, False),
+        ({"flags": FLAGS}, False),
+        ({"flags": "avx2", "cpuid level": "13"}, False),
+        ({}, False),
     ],
 )
-def test_broken_amx(about: str, broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processor, "description", lambda: about)
+def test_broken_amx(about: dict[str, str], broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor, "first_core", lambda: about)
     monkeypatch.setattr(os, "environ", {})
     assert processor.broken_amx() == broken
     processor.avoid_broken_amx()
@@ -32,7 +32,7 @@ def test_broken_amx(about: str, broken: bool, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_user_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processor, "description", lambda: f"{FLAGS}\ncpuid level\t: 28")
+    monkeypatch.setattr(processor, "first_core", lambda: {"flags": FLAGS, "cpuid level": "28"})
     monkeypatch.setattr(os, "environ", {"ONEDNN_MAX_CPU_ISA": "AVX2"})
     processor.avoid_broken_amx()
     assert os.environ["ONEDNN_MAX_CPU_ISA"] == "AVX2"

@@ -145,7 +145,6 @@ class _Help:
     """cyclopts' help with text that wraps at the window's width, and without defaults that tell nothing."""
 
     def __call__(self, console: Any, options: Any, panel: Any) -> None:
-
         for entry in panel.entries:
             if entry.default in ("False", "None"):
                 entry.default = None
@@ -153,7 +152,6 @@ class _Help:
         DefaultFormatter()(console, options, panel)
 
     def render_usage(self, console: Any, options: Any, usage: Any) -> None:
-
         DefaultFormatter().render_usage(console, options, usage)
 
     def render_description(self, console: Any, options: Any, description: Any) -> None:

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import os
 import platform
-from pathlib import Path
 
 TILE_PALETTES = 0x1D  # the CPUID leaf that describes AMX's tiles
 
 
 @functools.cache
+def first_core() -> dict[str, str]:
+    """What the system says of the first core; nothing where it does not say. Read at every start, so not all cores."""
+    fields: dict[str, str] = {}
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as lines:
+        for line in itertools.takewhile(str.strip, lines):
+            name, _, value = line.partition(":")
+            fields[name.strip()] = value.strip()
+    return fields
+
+
 def description() -> str:
     """The processor's maker, name and instructions, which decide what a compiler's ``native`` means."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = ("vendor_id", "model name", "flags", "Features", "CPU part", "cpuid level")
-    return "\n".join(sorted({line for line in lines if line.split("\t")[0].strip() in names}))
+    names = ("CPU part", "Features", "cpuid level", "flags", "model name", "vendor_id")
+    known = [f"{name}: {first_core()[name]}" for name in names if name in first_core()]
+    return "\n".join(known) or platform.processor()
 
 
 def broken_amx() -> bool:
@@ -27,10 +35,8 @@ def broken_amx() -> bool:
     Some virtual machines do. torch's products in bfloat16 then end the process (SIGILL), because oneDNN configures
     tiles of no size.
     """
-    lines = [line.partition(":") for line in description().splitlines()]
-    fields = {name.strip(): value.split() for name, _, value in lines}
-    level = fields.get("cpuid level", [])
-    return "amx_tile" in fields.get("flags", []) and bool(level) and int(level[0]) < TILE_PALETTES
+    level = first_core().get("cpuid level")
+    return "amx_tile" in first_core().get("flags", "").split() and level is not None and int(level) < TILE_PALETTES
 
 
 def avoid_broken_amx() -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from encoderlab.corpus import chunks
 from encoderlab.corpus.beginnings import Beginnings, Head
-from encoderlab.corpus.tokenizer import Tokenizer, truncate
+from encoderlab.corpus.tokenizer import Encoding, Tokenizer, truncate
 from encoderlab.errors import ConfigError, DataError
 
 CHINESE = "生活的真谛是什么？我们在北京大学学习，hello世界 iPhone16 的价格是5999元。 " * 20
@@ -675,6 +675,15 @@ FRAMED = [
 # Long texts of which little is read.
 
 
+def assert_begins(tokenizer: Tokenizer, text: str, whole: Encoding, limit: int) -> None:
+    """With ``limit`` the first tokens of ``text`` are those of ``whole``, and one more than the limit at least."""
+    (found,) = tokenizer.encode_batch([text], limit=limit)
+    count = min(limit + 1, len(whole))
+    assert len(found) >= count
+    for field in ("ids", "offsets", "word_starts"):
+        np.testing.assert_array_equal(getattr(found, field)[:count], getattr(whole, field)[:count])
+
+
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_limit_reads_less_and_changes_no_token(
     name: str, trained: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch
@@ -689,11 +698,7 @@ def test_a_limit_reads_less_and_changes_no_token(
         text = "".join(word + gap for word, gap in parts) * 2
         whole = tokenizer.encode(text)
         for limit in (1, 2, 5, 12):
-            (found,) = tokenizer.encode_batch([text], limit=limit)
-            count = min(limit + 1, len(whole))
-            assert len(found) >= count
-            for field in ("ids", "offsets", "word_starts"):
-                np.testing.assert_array_equal(getattr(found, field)[:count], getattr(whole, field)[:count])
+            assert_begins(tokenizer, text, whole, limit)
 
     equal()
 
@@ -790,11 +795,7 @@ def test_text_without_an_end_of_a_word_is_read_no_further_and_changes_no_token(
         text = data.draw(odd_text) + run[:middle] + data.draw(st.sampled_from(["", special, "n't "])) + run + end
         whole = tokenizer.encode(text)
         for limit in (3, 40):
-            (found,) = tokenizer.encode_batch([text], limit=limit)
-            count = min(limit + 1, len(whole))
-            assert len(found) >= count
-            for field in ("ids", "offsets", "word_starts"):
-                np.testing.assert_array_equal(getattr(found, field)[:count], getattr(whole, field)[:count])
+            assert_begins(tokenizer, text, whole, limit)
 
     equal()
     assert sum(proved) > len(proved) / 6

@@ -38,11 +38,11 @@ def cluster():
     builtins.print = plain  # Ray replaces it
 
 
-def write(path: Path, shared: str, seconds: float) -> None:
+def write(path: Path, text: str, seconds: float) -> None:
     with open(path.with_suffix(".tries"), "a") as file:
         file.write("x")
     time.sleep(seconds)
-    path.write_text(shared)
+    path.write_text(text)
 
 
 def fail() -> None:
@@ -53,9 +53,8 @@ def test_tasks_write_what_one_process_writes_and_errors_arrive(cluster, tmp_path
     said: list[str] = []
     with RayTasks(sees=[tmp_path]) as tasks:
         tasks.ended = said.append
-        shared = tasks.share("text")
         for number in range(4):
-            tasks.submit(write, tmp_path / f"{number}.txt", shared, 0, name=f"task {number}")
+            tasks.submit(write, tmp_path / f"{number}.txt", "text", 0, name=f"task {number}")
         tasks.finish()
         assert sorted(said) == [f"task {number}" for number in range(4)]
         assert [(tmp_path / f"{number}.txt").read_text() for number in range(4)] == ["text"] * 4

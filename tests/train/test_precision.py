@@ -21,6 +21,7 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def pretend(*, amx: bool = False, avx512_bf16: bool = False, about: str = "") -> None:
         monkeypatch.setattr(processors, "description", lambda: about)
+        monkeypatch.setattr(processors, "broken_amx", lambda: False)
         monkeypatch.setattr(platform, "machine", lambda: "x86_64")
         monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
         monkeypatch.setattr(torch.cpu, "_is_amx_fp16_supported", lambda: False, raising=False)

@@ -34,9 +34,6 @@ class Tasks(Protocol):
 
     def __exit__(self, *error: Any) -> None: ...
 
-    def share(self, value: Any) -> Any:
-        """``value`` as an argument of many calls."""
-
     def submit(self, function: Callable[..., Any], *args: Any, name: str = "") -> None:
         """Run ``function(*args)`` now or soon; an error of an earlier call is raised here."""
 
@@ -69,10 +66,6 @@ class Workers:
     def __enter__(self) -> Workers:
         self._entered.enter_context(_stopped_by_sigterm())
         return self
-
-    def share(self, value: Any) -> Any:
-        """``value`` as an argument of many calls."""
-        return value
 
     def submit(self, function: Callable[..., Any], *args: Any, name: str = "") -> None:
         """Run ``function(*args)`` now or soon; an error of an earlier unit is raised here."""

@@ -144,10 +144,6 @@ class RayTasks:
                 if own["sees"][path] and not there:
                     raise ConfigError(f"node {name} does not see {path}; give a place that all nodes see, or a URL")
 
-    def share(self, value: Any) -> Any:
-        """``value`` as an argument of many tasks, sent once to each node."""
-        return self._ray.put(value)
-
     def submit(self, function: Callable[..., Any], *args: Any, name: str = "") -> None:
         """Run ``function(*args)`` on some node; an error of an earlier task is raised here."""
         while len(self._pending) >= self.cores + AHEAD:

@@ -106,9 +106,9 @@ def _step(recipe: Recipe, phase: Phase, processes: int, machine: Machine) -> Ste
     parameters = sum(count_parameters(network)["total"] for network in networks)
     rows = math.ceil(phase.rows / processes)
     computed = rows * phase.length * recipe.operations(phase.length) / machine.flops
-    total = (2 if recipe.exchange == "bf16" else 4) * parameters
-    cap = BUCKET if recipe.exchange is None else BUCKET // 2
-    ends = [*range(FIRST_BUCKET, total, cap), total]
+    width = 2 if recipe.exchange == "bf16" else 4  # bytes of a gradient on the link; buckets are cut in fp32
+    total, first, bucket = parameters * width, FIRST_BUCKET * width // 4, BUCKET * width // 4
+    ends = [*range(first, total, bucket), total]
     sizes = [end - start for start, end in zip([0, *ends[:-1]], ends, strict=True)]
     filled = [computed * (FORWARD + (1 - FORWARD) * end / total) for end in ends]
     return Step(list(zip(filled, sizes, strict=True)), computed, parameters / machine.updates)

@@ -33,6 +33,7 @@ from encoderlab.errors import ConfigError, EncoderlabError, Stopped
 from encoderlab.nn.encoder import Encoder
 
 Made = TypeVar("Made")
+SEE_THERE = "its message says why"
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class World:
                 error = failure
         answer, code = self.sum([answer, 0 if error is None else getattr(error, "code", 1)])
         if code:
-            raise error or _elsewhere(int(code))
+            raise error or _elsewhere(int(code), f"stopped because process 0 failed; {SEE_THERE}")
         return answer
 
     def everywhere(self, act: Callable[[], Made]) -> Made:
@@ -106,7 +107,8 @@ class World:
             raise error
         if failed is not None:
             node, message, code = json.loads(told[failed])
-            raise _elsewhere(code, f"process {failed} on {node}", message if self.main else "its message says why")
+            who = f"process {failed} on {node}"
+            raise _elsewhere(code, f"{who}: {message}" if self.main else f"stopped because {who} failed; {SEE_THERE}")
         return made  # type: ignore[return-value]
 
     def same(self, facts: Mapping[str, Any], remedy: str) -> None:
@@ -314,8 +316,8 @@ def named_tensors(module: nn.Module) -> dict[str, Tensor]:
     return named
 
 
-def _elsewhere(code: int, who: str = "process 0", why: str = "its message says why") -> EncoderlabError:
+def _elsewhere(code: int, message: str) -> EncoderlabError:
     """The error for the other processes if one has failed."""
-    error = EncoderlabError(f"stopped because {who} failed; {why}" if why.startswith("its ") else f"{who}: {why}")
+    error = EncoderlabError(message)
     error.code = code
     return error

@@ -99,7 +99,10 @@ def test_scores_by_form():
     numbers = [Text(id=str(i), text="", label=float(i)) for i in range(4)]
     assert list(score(task("stsb"), numbers, [0.0, 2.0, 4.0, 9.0])[0])[:2] == ["spearman", "pearson"]
     sentence = TaggedWords(id="0", words=("a", "b"), tags=("B-PER", "O"))
-    assert score(task("conll2003"), [sentence], [("B-PER", "O")])[0]["f1_PER"] == 1
+    scores = score(task("conll2003"), [sentence], [("B-PER", "O")])[0]
+    assert scores["f1_PER"] == 1
+    # Seeds that predict types which the data has not are summed up with seeds that do not.
+    assert list(score(task("conll2003"), [sentence], [("B-PER", "B-LOC")])[0]) == list(scores)
     choice = Choice(id="0", context="", question="", options=("Rome", "Oslo"), answers=(0,))
     assert score(task("record"), [choice], [0])[0]["f1"] == 1
     with pytest.raises(DataError, match="no label to score against"):

@@ -63,17 +63,19 @@ def conlleval_counts(gold, predicted):
 @given(st.lists(st.tuples(any_tag, any_tag), max_size=15))
 def test_counts_equal_conlleval(pairs):
     gold, predicted = [a for a, _ in pairs], [b for _, b in pairs]
-    score = score_entities([gold], [predicted])["all"]
+    score, _ = score_entities([gold], [predicted])
     assert (score.correct, score.predicted, score.gold) == conlleval_counts(gold, predicted)
 
 
 def test_scores_by_type():
     gold = [["B-PER", "I-PER", "O", "B-LOC"], ["O"]]
     predicted = [["B-PER", "I-PER", "O", "B-ORG"], ["B-LOC"]]
-    scores = score_entities(gold, predicted)
+    every, scores = score_entities(gold, predicted)
     assert (scores["PER"].f1, scores["LOC"].f1, scores["ORG"].precision) == (1, 0, 0)
-    assert scores["all"].precision == pytest.approx(1 / 3) and scores["all"].recall == 0.5
-    assert score_entities([["O"]], [["O"]])["all"].f1 == 0
+    assert every.precision == pytest.approx(1 / 3) and every.recall == 0.5
+    assert score_entities([["O"]], [["O"]])[0].f1 == 0
+    every, scores = score_entities([["B-all", "B-PER"]], [["B-all", "O"]])
+    assert scores["all"].f1 == 1 and every.recall == 0.5, "a type may be called all"
 
 
 def test_schemes_are_told_apart():

@@ -136,10 +136,10 @@ class TaggingForm(Form):
         scores = {"accuracy": metrics.accuracy(flat, guess)}
         if "macro_f1" in task.metrics:
             return scores | {"macro_f1": metrics.f1(flat, guess, average="macro")}
-        by_type = score_entities(gold, predictions)
-        every = by_type.pop("all")
+        every, by_type = score_entities(gold, predictions)
         scores |= {"f1": every.f1, "precision": every.precision, "recall": every.recall}
-        return scores | {f"f1_{kind}": value.f1 for kind, value in by_type.items()}
+        # A type that is only predicted has no score here, so that the seeds of one split all have the same scores.
+        return scores | {f"f1_{kind}": counts.f1 for kind, counts in by_type.items() if counts.gold}
 
     @classmethod
     def off(cls, task: Task, example: Any, value: Any, detail: Mapping[str, Any]) -> float:
@@ -169,9 +169,7 @@ class TaggingForm(Form):
         """By type of entity; by tag, with a confusion matrix, if tags have no prefixes."""
         gold = [example.tags for example in examples]
         if "macro_f1" not in task.metrics:
-            scores = score_entities(gold, values)
-            scores.pop("all")
-            return {"kind": "entity type", "classes": scores}
+            return {"kind": "entity type", "classes": score_entities(gold, values)[1]}
         right, guess = ([tag for tags in side for tag in tags] for side in (gold, values))
         return {"kind": "tag", "classes": by_class([[tag] for tag in right], [[tag] for tag in guess])}
 

@@ -120,10 +120,10 @@ def convert(tags: Sequence[str], scheme: Scheme = "BIO") -> list[str]:
     return write_tags(entities(tags), len(tags), scheme)
 
 
-def score_entities(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, ClassScore]:
-    """Scores by entity type, and of all types together under ``"all"``: an entity counts if type and both borders are
-    equal.
-    """
+def score_entities(
+    gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
+) -> tuple[ClassScore, dict[str, ClassScore]]:
+    """Scores of all entities together and by entity type: an entity counts if type and both borders are equal."""
     counts: dict[str, Counter[str]] = {"correct": Counter(), "predicted": Counter(), "gold": Counter()}
     for i, (right, guess) in enumerate(zip(gold, predicted, strict=True)):
         if len(right) != len(guess):
@@ -131,6 +131,6 @@ def score_entities(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[s
         a, b = set(entities(right)), set(entities(guess))
         for name, spans in (("gold", a), ("predicted", b), ("correct", a & b)):
             counts[name].update(kind for kind, _, _ in spans)
-    kinds = sorted(set(counts["gold"]) | set(counts["predicted"]))
-    scores = {kind: ClassScore(**{name: counter[kind] for name, counter in counts.items()}) for kind in kinds}
-    return {"all": ClassScore(**{name: counter.total() for name, counter in counts.items()}), **scores}
+    types = sorted(set(counts["gold"]) | set(counts["predicted"]))
+    by_type = {kind: ClassScore(**{name: counter[kind] for name, counter in counts.items()}) for kind in types}
+    return ClassScore(**{name: counter.total() for name, counter in counts.items()}), by_type
