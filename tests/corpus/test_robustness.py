@@ -22,8 +22,8 @@ from encoderlab.corpus import blocks, documents, pieces
 from encoderlab.corpus.build import GivenTokenizer, build_corpus
 from encoderlab.corpus.merge import merge_corpora
 from encoderlab.corpus.shards import Corpus
-from encoderlab.corpus.workers import Workers
 from encoderlab.errors import DataError, OutOfMemory
+from encoderlab.execution.workers import Workers
 from tests.corpus.corpora import digests, sample_text, settings
 
 TEXT = sample_text(20)
@@ -420,7 +420,7 @@ def test_a_killed_worker_is_reported():
 
 WORK = """
 import sys, time
-from encoderlab.corpus.workers import Workers
+from encoderlab.execution.workers import Workers
 from encoderlab.errors import Stopped
 try:
     with Workers(2) as tasks:

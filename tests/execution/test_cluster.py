@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from encoderlab.corpus.build import BuildSettings, NewTokenizer, build_corpus
-from encoderlab.corpus.workers import Workers
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.execution.cluster import Need, RayTasks, tasks_on
 from encoderlab.execution.local import Job
+from encoderlab.execution.workers import Workers
 
 pytest.importorskip("ray", reason="Ray is not installed (pip install 'encoderlab[scale]')")
 

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from encoderlab.commands import terminal
-from encoderlab.corpus.workers import cores
 from encoderlab.errors import ConfigError
+from encoderlab.execution.workers import cores
 
 
 def train(

@@ -13,9 +13,9 @@ from cyclopts import Parameter
 
 from encoderlab.commands import terminal
 from encoderlab.corpus.sources import Reading
-from encoderlab.corpus.workers import cores
 from encoderlab.errors import ConfigError
 from encoderlab.execution.cluster import tasks_on
+from encoderlab.execution.workers import cores
 from encoderlab.interchange.places import resolve
 
 if TYPE_CHECKING:

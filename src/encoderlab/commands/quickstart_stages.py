@@ -20,8 +20,8 @@ from encoderlab.corpus.python.tasks import plain, write_tasks
 from encoderlab.corpus.python.text import passages
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Tokenizer
-from encoderlab.corpus.workers import cores
 from encoderlab.errors import ConfigError
+from encoderlab.execution.workers import cores
 from encoderlab.files import write_text
 from encoderlab.interchange.load import load
 from encoderlab.measure.finetuning import PRETRAINED, WITHOUT

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from encoderlab.commands import terminal
-from encoderlab.corpus.workers import cores
 from encoderlab.errors import ConfigError, DataError, Stopped
 from encoderlab.execution.cluster import Need, tasks_on
 from encoderlab.execution.local import Job, local
+from encoderlab.execution.workers import cores
 from encoderlab.files import held_folder, write_json
 from encoderlab.train.units import duration
 

@@ -51,8 +51,8 @@ from encoderlab.corpus.sealed import Damaged, check_folder, digest, seal_folder,
 from encoderlab.corpus.segment import make_segmenter
 from encoderlab.corpus.sources import Reading, Source
 from encoderlab.corpus.tokenizer import Kind, Tokenizer
-from encoderlab.corpus.workers import Tasks, Workers
 from encoderlab.errors import ConfigError
+from encoderlab.execution.workers import Tasks, Workers
 from encoderlab.records.opening import COMPRESSED
 from encoderlab.storage.places import identity, info
 from encoderlab.storage.streams import sha256

@@ -17,8 +17,8 @@ from pydantic import Field, StrictInt, StrictStr
 
 from encoderlab.config import from_dict, to_dict
 from encoderlab.corpus.sealed import CHECKSUM, digest, file_hash, write_record
-from encoderlab.corpus.workers import cores
 from encoderlab.errors import ConfigError, DataError
+from encoderlab.execution.workers import cores
 from encoderlab.files import replace_file
 from encoderlab.storage.cache import local, supply
 

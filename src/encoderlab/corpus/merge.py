@@ -36,8 +36,8 @@ from encoderlab.corpus.manifest import (
 from encoderlab.corpus.output import ASSEMBLY, MERGE, PART, PIECES, PLAN, WORK, begun, differences, held
 from encoderlab.corpus.sealed import Damaged, check_folder, check_tensors, file_hash, read_record
 from encoderlab.corpus.tokenizer import Tokenizer
-from encoderlab.corpus.workers import Tasks, Workers, cores
 from encoderlab.errors import ConfigError, DataError
+from encoderlab.execution.workers import Tasks, Workers, cores
 
 log = logging.getLogger(__name__)
 

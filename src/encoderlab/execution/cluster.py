@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from encoderlab import __version__
-from encoderlab.corpus.workers import Tasks, Workers, cores
 from encoderlab.errors import ConfigError, DataError, EncoderlabError, MissingDependency, OutOfMemory, Stopped
 from encoderlab.execution.local import POLL, Ended, Execute, Job, start
+from encoderlab.execution.workers import Tasks, Workers, cores
 
 RETRIES = 5
 AHEAD = 2  # tasks submitted beyond those that can run
@@ -59,7 +59,7 @@ def tasks_on(place: str | None, *, workers: int | None = None, need: Need = Need
 
 
 class RayTasks:
-    """Runs functions as tasks of a Ray cluster; the interface is that of :class:`encoderlab.corpus.workers.Workers`.
+    """Runs functions as tasks of a Ray cluster; the interface is that of :class:`encoderlab.execution.workers.Workers`.
 
     Raises:
         MissingDependency: Ray is not installed.

@@ -19,8 +19,8 @@ from typing import IO, Any
 import encoderlab
 from encoderlab.corpus.manifest import TOKENIZER
 from encoderlab.corpus.tokenizer import Tokenizer
-from encoderlab.corpus.workers import cores
 from encoderlab.errors import ConfigError, DataError
+from encoderlab.execution.workers import cores
 from encoderlab.files import finite, locked, write_bytes, write_json
 from encoderlab.interchange.places import PROVENANCE, commits
 

@@ -34,8 +34,8 @@ from typing import Literal
 from encoderlab.corpus.python.areas import PACKAGES, area_of
 from encoderlab.corpus.python.prose import comments, docstrings, prose
 from encoderlab.corpus.sources import Source
-from encoderlab.corpus.workers import cores, run_all
 from encoderlab.errors import ConfigError, DataError, nearest
+from encoderlab.execution.workers import cores, run_all
 from encoderlab.files import cache_folder
 from encoderlab.seeds import derive
 
