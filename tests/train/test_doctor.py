@@ -319,16 +319,25 @@ def valid(steps: list[int], losses: list[float], name: str = "mlm") -> list[dict
 
 
 def task(
-    loss: Callable[[int], float], held_out: list[float], *, first: int | None = None, chance: float | None = None
+    loss: Callable[[int], float],
+    held_out: list[float],
+    *,
+    first: int | None = None,
+    chance: float | None = None,
+    right: float | None = None,
+    examples: int = 1000,
 ) -> Evidence:
     """A run of fine-tuning with these losses at three validations, and before them at the step ``first``, where the
-    loss of guessing, ``chance``, is known.
+    loss of guessing, ``chance``, is known; ``right`` of the ``examples`` are right, and half of them have one label.
     """
     lines = [line(s, loss(s), losses={"classification": loss(s)}, counts={}, accuracy={}) for s in range(10, 401, 10)]
     at = [100, 200, 400] if first is None else [first, 100, 200, 400]
     held = valid(at, held_out, "classification")
     if chance is not None:
         held = [held[0] | {"chance": {"classification": chance}}, *held[1:]]
+    if right is not None:
+        more = {"accuracy": {"classification": right}, "counts": {"classification": examples}}
+        held = [one | more | {"majority": {"classification": 0.5}} for one in held]
     return Evidence(train=lines, valid=held, recipe=RECIPE)
 
 
@@ -408,15 +417,23 @@ BROKEN: dict[str, tuple[str | None, Evidence]] = {
     "labels of pairs shuffled": ("labels say nothing", pair(math.log(2))),
     "labels of a task shuffled": (
         "labels say nothing",
-        task(lambda s: 0.7 * math.exp(-s / 100), [0.70, 1.1, 2.0]),
+        task(lambda s: 0.7 * math.exp(-s / 100), [0.70, 1.1, 2.0], right=0.52),
+    ),
+    "sure and mostly right": (
+        "overfitting",
+        task(lambda s: 0.7 * math.exp(-s / 100), [0.70, 1.1, 2.0], right=0.60),
+    ),
+    "too few examples to tell": (
+        "overfitting",
+        task(lambda s: 0.7 * math.exp(-s / 100), [0.70, 1.1, 2.0], right=0.52, examples=50),
     ),
     "labels of a task shuffled, from step 0": (
         "labels say nothing",
-        task(lambda s: 0.7 * math.exp(-s / 100), [0.71, 0.70, 1.1, 2.0], first=0),
+        task(lambda s: 0.7 * math.exp(-s / 100), [0.71, 0.70, 1.1, 2.0], first=0, right=0.52),
     ),
     "labels of a task shuffled, one class more frequent": (
         "labels say nothing",
-        task(lambda s: 0.7 * math.exp(-s / 100), [0.70, 0.51, 0.8, 1.4], first=0, chance=0.5),
+        task(lambda s: 0.7 * math.exp(-s / 100), [0.70, 0.51, 0.8, 1.4], first=0, chance=0.5, right=0.52),
     ),
     "a task with a frequent class overfits": (
         "overfitting",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from encoderlab.batches.batch import Batch
 from encoderlab.corpus.tokenizer import Tokenizer
@@ -29,6 +29,13 @@ phase.
 """
 
 
+class Chance(NamedTuple):
+    """What guessing by how often labels occur reaches: the loss in nats, and the share that is right."""
+
+    loss: float
+    accuracy: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Data:
     """The batches of a run, and facts about them.
@@ -37,7 +44,7 @@ class Data:
         source: opens the training batches.
         validation: returns the same whole batches at each call, on every process.
         score: further validation numbers of a task; called with the objective in evaluation mode.
-        chance: by term, the validation loss of guessing labels by how often they occur, in nats.
+        chance: by term, what guessing reaches in validation.
         hashes: identify the data in the run folder.
         bytes_per_token: turns the losses in ``Objective.per_token`` into bits per byte.
         operations: training FLOPs per token, needed for a budget in FLOPs.
@@ -47,7 +54,7 @@ class Data:
     source: OpenSource
     validation: Callable[[Phase], Iterable[Batch]] | None = None
     score: Callable[[], Mapping[str, float]] | None = None
-    chance: Mapping[str, float] = field(default_factory=dict)
+    chance: Mapping[str, Chance] = field(default_factory=dict)
     hashes: Mapping[str, str] = field(default_factory=dict)
     bytes_per_token: float | None = None
     operations: Callable[[Phase], float] | None = None

@@ -350,7 +350,8 @@ def pairs_unlearned(e: Evidence) -> Finding | None:
 def learned_by_heart(e: Evidence) -> Finding | None:
     """The training loss falls while the validation loss rises.
 
-    That is overfitting; if validation was never better than before the first step, labels do not match their texts.
+    That is overfitting. Labels do not match their texts if validation is never better than guessing, neither by its
+    loss nor by the share that is right (a confident model can be mostly right at a high loss), on enough examples.
     """
     names = e.train[-1]["losses"] if e.train else {}
     task = next((task for task in TASKS if task in names), None)
@@ -366,18 +367,26 @@ def learned_by_heart(e: Evidence) -> Finding | None:
     if end <= 1.1 * least or end <= 2 * own[-1]:
         return None
     seen = f"the training loss fell from {own[0]:.2f} to {own[-1]:.2f}"
-    if least > 0.97 * guessed:
+    if least <= 0.97 * guessed:
         return Finding(
-            "labels say nothing",
-            "error",
-            f"{seen}, but the validation loss rose to {end:.2f} and was never below that of guessing, {guessed:.2f}",
-            "check that labels match their texts",
+            "overfitting",
+            "warning",
+            f"{seen}, but the validation loss rose to {end:.2f} from {least:.2f} at step {step}",
+            "train for fewer epochs, lower the rate, or add examples; the score may still be the best of the run",
         )
+    seen += f", but the validation loss rose to {end:.2f} and was never below that of guessing, {guessed:.2f}"
+    majority = e.valid[0].get("majority", {}).get(task)
+    right = [line["accuracy"][task] for line in e.valid if is_number(line.get("accuracy", {}).get(task))]
+    if majority is not None and right:
+        margin = 3 * math.sqrt(majority * (1 - majority) / e.valid[0]["counts"][task])
+        if margin < 0.1 and max(right) < majority + margin:
+            seen += f"; at best {max(right):.1%} was right, and the most frequent label is {majority:.1%}"
+            return Finding("labels say nothing", "error", seen, "check that labels match their texts")
     return Finding(
         "overfitting",
         "warning",
-        f"{seen}, but the validation loss rose to {end:.2f} from {least:.2f} at step {step}",
-        "train for fewer epochs, lower the rate, or add examples; the score may still be the best of the run",
+        seen,
+        "add examples, train for fewer epochs or lower the rate; if nothing helps, check that labels match their texts",
     )
 
 

@@ -380,7 +380,8 @@ class _Run:
                 line["scores"] = dict(data.score())
                 self.engine.objective.train()
             if not place.step and data.chance:  # what the doctor compares the curve with
-                line["chance"] = dict(data.chance)
+                line["chance"] = {name: guess.loss for name, guess in data.chance.items()}
+                line["majority"] = {name: guess.accuracy for name, guess in data.chance.items()}
             self.validation = line
             self.journal.write(line | {"seconds": place.seconds})
             self.journal.note(f"validation  {facts(line)}")

@@ -35,6 +35,7 @@ from encoderlab.tasks.forms.batching import Item, TaskBatch
 from encoderlab.tasks.forms.features import FrozenModel
 from encoderlab.tasks.scoring.analysis import WORST, Analysis, Mistake
 from encoderlab.tasks.scoring.metrics import MetricWarning
+from encoderlab.train.data import Chance
 
 if TYPE_CHECKING:  # a task names its form, so its module imports this one
     from encoderlab.tasks.data.task import Task
@@ -251,8 +252,8 @@ class Form:
         """What an :class:`Analysis` holds for this form besides mistakes."""
         return {}
 
-    def chance(self, examples: Sequence[Any]) -> float | None:
-        """The loss of guessing by the frequency of labels, in nats; None if unknown."""
+    def chance(self, examples: Sequence[Any]) -> Chance | None:
+        """What guessing by the frequency of labels reaches; None if unknown."""
         return None
 
     # Settings
@@ -460,11 +461,11 @@ class Predictions:
     threshold: float = 0.0
 
 
-def entropy(labels: Iterable[Any]) -> float | None:
-    """The entropy of the distribution of labels, in nats; None for fewer than two different labels."""
+def by_frequency(labels: Iterable[Any]) -> Chance | None:
+    """The entropy of the distribution of labels and the share of the most frequent; None for a single label."""
     counts = np.array(list(Counter(labels).values()), dtype=float)
     shares = counts / max(counts.sum(), 1)
-    return float(-(shares * np.log(shares)).sum()) if len(counts) > 1 else None
+    return Chance(float(-(shares * np.log(shares)).sum()), float(shares.max())) if len(counts) > 1 else None
 
 
 def label_at(task: Task, index: str) -> str | None:

@@ -36,6 +36,7 @@ from encoderlab.tasks.forms.batching import Encoded, Item, TaskBatch, groups, to
 from encoderlab.tasks.scoring import answers
 from encoderlab.tasks.scoring.analysis import Mistake, texts_of
 from encoderlab.tasks.scoring.baselines import overlapping_option, usual_place
+from encoderlab.train.data import Chance
 
 if TYPE_CHECKING:
     from encoderlab.tasks.data.task import Task
@@ -140,8 +141,9 @@ class ChoiceForm(Form):
             sure=float(detail["score"]),
         )
 
-    def chance(self, examples: Sequence[Any]) -> float | None:
-        return float(np.mean([np.log(len(example.options)) for example in examples]))
+    def chance(self, examples: Sequence[Any]) -> Chance | None:
+        options = np.array([len(example.options) for example in examples])
+        return Chance(float(np.log(options).mean()), float((1 / options).mean()))
 
     # Encoding and losses
 

@@ -27,8 +27,8 @@ from encoderlab.tasks.forms.base import (
     Network,
     Predictions,
     Scores,
+    by_frequency,
     check_number_of_labels,
-    entropy,
     label_at,
 )
 from encoderlab.tasks.forms.batching import Item, TaskBatch
@@ -37,6 +37,7 @@ from encoderlab.tasks.scoring import metrics
 from encoderlab.tasks.scoring.analysis import Mistake, by_class, confusion, texts_of
 from encoderlab.tasks.scoring.baselines import bag_of_words, majority, threshold_on_overlap
 from encoderlab.tasks.scoring.thresholds import Wanted, threshold_for
+from encoderlab.train.data import Chance
 
 if TYPE_CHECKING:
     from encoderlab.tasks.data.task import Task
@@ -183,9 +184,9 @@ class ClassificationForm(TextForm):
         classes = by_class([[label] for label in gold], [[label] for label in guess], task.labels or ())
         return {"kind": "class", "classes": classes, "confusion": confusion(gold, guess)}
 
-    def chance(self, examples: Sequence[Any]) -> float | None:
+    def chance(self, examples: Sequence[Any]) -> Chance | None:
         plain = self.settings.balance == "none" and not self.settings.smoothing
-        return entropy(example.label for example in examples) if plain else None
+        return by_frequency(example.label for example in examples) if plain else None
 
     # Encoding and losses
 

@@ -22,13 +22,14 @@ from encoderlab.objectives.base import Term
 from encoderlab.tasks.data.examples import Example, Remarks, Split, Text, labels_of
 from encoderlab.tasks.data.readers import Columns, Layout
 from encoderlab.tasks.data.readers.texts import parts_of
-from encoderlab.tasks.forms.base import FormSettings, Network, Predictions, Scores, entropy, label_at
+from encoderlab.tasks.forms.base import FormSettings, Network, Predictions, Scores, by_frequency, label_at
 from encoderlab.tasks.forms.batching import Item, TaskBatch
 from encoderlab.tasks.forms.texts import TextForm, TextSettings, label_of
 from encoderlab.tasks.scoring import metrics
 from encoderlab.tasks.scoring.analysis import Mistake, by_class, texts_of
 from encoderlab.tasks.scoring.baselines import bags_of_words, most_frequent_labels
 from encoderlab.tasks.scoring.thresholds import Wanted, threshold_for
+from encoderlab.train.data import Chance
 
 if TYPE_CHECKING:
     from encoderlab.tasks.data.task import Task
@@ -168,10 +169,11 @@ class MultiLabelForm(TextForm):
     def details_of(cls, task: Task, examples: Sequence[Any], values: Sequence[Any]) -> dict[str, Any]:
         return {"kind": "label", "classes": by_class(map(label_of, examples), values, task.labels or ())}
 
-    def chance(self, examples: Sequence[Any]) -> float | None:
+    def chance(self, examples: Sequence[Any]) -> Chance | None:
+        certain = Chance(0.0, 1.0)
         labels = labels_of(examples)
-        entropies = (entropy(label in example.labels for example in examples) or 0.0 for label in labels)
-        return float(np.mean(list(entropies))) if labels else None
+        each = [by_frequency(label in example.labels for example in examples) or certain for label in labels]
+        return Chance(*(float(mean) for mean in np.mean(each, axis=0))) if each else None
 
     # Encoding and losses
 

@@ -28,8 +28,8 @@ from encoderlab.tasks.forms.base import (
     Network,
     Predictions,
     Scores,
+    by_frequency,
     check_number_of_labels,
-    entropy,
     label_at,
     log_softmax,
 )
@@ -38,6 +38,7 @@ from encoderlab.tasks.scoring import metrics
 from encoderlab.tasks.scoring.analysis import Mistake, by_class
 from encoderlab.tasks.scoring.baselines import most_frequent_tag_of_all, tag_dictionary
 from encoderlab.tasks.scoring.entities import entities, score_entities
+from encoderlab.train.data import Chance
 
 if TYPE_CHECKING:
     from encoderlab.tasks.data.task import Task
@@ -173,8 +174,8 @@ class TaggingForm(Form):
         right, guess = ([tag for tags in side for tag in tags] for side in (gold, values))
         return {"kind": "tag", "classes": by_class([[tag] for tag in right], [[tag] for tag in guess])}
 
-    def chance(self, examples: Sequence[Any]) -> float | None:
-        return entropy(tag for example in examples for tag in example.labels)
+    def chance(self, examples: Sequence[Any]) -> Chance | None:
+        return by_frequency(tag for example in examples for tag in example.labels)
 
     # Encoding and losses
 
