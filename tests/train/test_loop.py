@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from encoderlab.errors import ConfigError, DataError, Diverged, OutOfMemory, Stopped
+from encoderlab.files import sha256
 from encoderlab.objectives.base import Term
 from encoderlab.train import checkpoint
 from encoderlab.train.engine import is_out_of_memory
@@ -311,16 +313,29 @@ def test_the_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
         checkpoint.load_weights(other, outcome.checkpoint)
 
 
-def test_a_checkpoint_in_another_precision_is_refused(tmp_path: Path) -> None:
-    """Converted on the way in, its numbers would be others."""
-    outcome = run(tmp_path, SHORT)
-    path = outcome.checkpoint / checkpoint.WEIGHTS
-    tensors = load_file(path)
-    name = min(tensors)
-    for kind in (torch.int32, torch.float16):
-        save_file({**tensors, name: tensors[name].to(kind)}, path)
-        with pytest.raises(DataError, match=f"{name} is {str(kind)[6:]} there and float32 in this model"):
-            checkpoint.load_weights(Toy(), outcome.checkpoint)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_every_tensor_of_a_checkpoint_in_another_type_is_refused_by_name(tmp_path: Path, precision: Any) -> None:
+    """Weights, moments, averages and memory, hashed anew: converted on the way in, the numbers would be others."""
+    recipe = replace(SHORT, precision=precision, average=WeightAverage(decay=0.5))
+    folder = run(tmp_path, recipe).checkpoint
+    kinds = set()
+    for file in (checkpoint.WEIGHTS, checkpoint.CARRIED):
+        whole, manifest = (folder / file).read_bytes(), (folder / checkpoint.MANIFEST).read_bytes()
+        tensors = load_file(folder / file)
+        for name, tensor in tensors.items():
+            kinds.add(name.partition("/")[0] if "/" in name else "weight")
+            for kind in (torch.int32, torch.float16, torch.float64):
+                save_file({**tensors, name: tensor.to(kind)}, folder / file)
+                entry = {"bytes": (folder / file).stat().st_size, "sha256": sha256(folder / file)}
+                stated = json.loads(manifest)
+                stated["files"][file] = entry
+                (folder / checkpoint.MANIFEST).write_text(json.dumps(stated))
+                checkpoint.verify(folder)
+                with pytest.raises(DataError, match=f"{name} is {str(kind)[6:]} there and float32 in this model"):
+                    run(tmp_path, recipe)
+        (folder / file).write_bytes(whole)
+        (folder / checkpoint.MANIFEST).write_bytes(manifest)
+    assert kinds == {"weight", "exp_avg", "exp_avg_sq", "average", "memory"}
 
 
 def test_noise_belongs_to_the_step_and_the_row() -> None:

@@ -294,10 +294,6 @@ def load_weights(module: nn.Module, folder: Path) -> None:
     stored, own = StoredTensors(folder), named_tensors(module)
     if strangers := sorted(own.keys() ^ stored.weights.keys()):
         raise DataError(f"{folder}: its tensors are not those of this model ({strangers[0]} is only in one of them)")
-    for name, tensor in own.items():
-        if tensor.dtype != (kept := stored.weights[name].properties.dtype):  # converted, its numbers would be others
-            there, here = (str(kind).removeprefix("torch.") for kind in (kept, tensor.dtype))
-            raise DataError(f"{folder}: {name} is {there} there and {here} in this model; restore the checkpoint")
     stored.read_into(own)
 
 

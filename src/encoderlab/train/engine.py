@@ -33,6 +33,7 @@ from encoderlab.train.tally import Tally
 
 FIRST_SCALE = 2.0**14  # fp16: the initial factor on the loss
 SCALE_GROWTH = 2000  # fp16: steps without overflow until the factor doubles
+MEMORY = "memory/"  # prefix for the memory of a layer among the carried tensors, in float32 whatever the precision
 
 
 def compile_layers(objective: Objective) -> None:
@@ -227,7 +228,7 @@ class Engine:
 
     def carried(self) -> dict[str, Tensor]:
         """The other tensors that pass from step to step, as :meth:`weights`: moments, averages of weights, memory."""
-        memory = {f"memory/{i}": self.world.gather_rows(m) for i, m in enumerate(self.memory or ())}
+        memory = {f"{MEMORY}{i}": self.world.gather_rows(m).float() for i, m in enumerate(self.memory or ())}
         return self._copied(self._moving() | memory)
 
     def _moving(self) -> dict[str, Tensor]:
@@ -242,13 +243,17 @@ class Engine:
         return {"updates": self.optimizer.steps, "scale": self.scale, "fine_steps": self.fine_steps}
 
     def restore(self, stored: StoredTensors, counters: Mapping[str, float]) -> None:
-        """Restore :meth:`carried` and :meth:`counters` of an earlier engine with any number of processes."""
-        stored.read_into(self._moving())
-        layers = sum(name.startswith("memory/") for name in stored)
-        if layers:
-            memory = [stored[f"memory/{i}"] for i in range(layers)]
-            start, stop = self.world.share(len(memory[0]))
-            self.memory = tuple(layer[start:stop].to(self.world.device) for layer in memory)
+        """Restore :meth:`carried` and :meth:`counters` of an earlier engine with any number of processes.
+
+        Raises:
+            DataError: a tensor is missing, or has another shape or type.
+        """
+        layers = sum(name.startswith(MEMORY) for name in stored)
+        memory = {name: torch.empty(stored.about[name].size) for name in (f"{MEMORY}{i}" for i in range(layers))}
+        stored.read_into(self._moving() | memory)
+        if memory:
+            start, stop = self.world.share(len(memory[f"{MEMORY}0"]))
+            self.memory = tuple(layer[start:stop].to(self.world.device) for layer in memory.values())
         self.optimizer.steps = int(counters["updates"])
         self.scale, self.fine_steps = float(counters["scale"]), int(counters["fine_steps"])
 

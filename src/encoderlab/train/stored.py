@@ -63,7 +63,7 @@ class StoredTensors(Mapping[str, Tensor]):
         """Copy the tensors of these names into ``tensors``. Of a sharded one only this process's part is read.
 
         Raises:
-            DataError: a name is missing, or a shape is another.
+            DataError: a name is missing, or a shape or a type is another.
         """
         for name, tensor in tensors.items():
             if name not in self.about:
@@ -71,6 +71,9 @@ class StoredTensors(Mapping[str, Tensor]):
             if tensor.shape != self.about[name].size:
                 stored = tuple(self.about[name].size)
                 raise DataError(f"{self.folder}: {name} is {stored} there and {tuple(tensor.shape)} in this model")
+            if tensor.dtype != (kept := self.about[name].properties.dtype):  # converted, its numbers would be others
+                there, here = (str(kind).removeprefix("torch.") for kind in (kept, tensor.dtype))
+                raise DataError(f"{self.folder}: {name} is {there} there and {here} in this model; restore the checkpoint")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that no process group takes part: each process reads by itself
             try:
