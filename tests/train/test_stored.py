@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from encoderlab.errors import DataError
 from encoderlab.train.stored import StoredTensors
@@ -48,6 +49,17 @@ def test_parts_are_joined_and_no_pickle_is_read(folder: Path) -> None:
 def test_the_tensors_of_another_run_are_refused(folder: Path, name: str, shape: tuple[int, ...], message: str) -> None:
     with pytest.raises(DataError, match=message):
         StoredTensors(folder).read_into({name: torch.zeros(shape)})
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_parts_of_different_types_are_refused(folder: Path, number: int) -> None:
+    path = folder / f"shard-0000{number}-model-00001-of-00001.safetensors"
+    with safe_open(path, "pt") as file:
+        about = file.metadata()
+    tensors = load_file(path)
+    save_file(tensors | {"exp_avg/w": tensors["exp_avg/w"].half()}, path, about)
+    with pytest.raises(DataError, match="parts of exp_avg/w are float(16 and float32|32 and float16); restore"):
+        StoredTensors(folder)
 
 
 def test_a_file_that_is_not_one_of_tensors_is_named(folder: Path) -> None:

@@ -262,13 +262,15 @@ def verify(folder: Path) -> None:
     """Compare all files with the manifest.
 
     Raises:
-        DataError: a file is missing, truncated or changed; the message names it.
+        DataError: a file is missing, truncated or changed, or there is another one with tensors; the message names it.
     """
     try:
         files = json.loads((folder / MANIFEST).read_bytes())["files"]
         expected = {file: (int(entry["bytes"]), str(entry["sha256"])) for file, entry in files.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise DataError(f"{folder / MANIFEST}: missing or damaged, so the checkpoint cannot be trusted") from None
+    if strangers := sorted(path for path in folder.glob("*.safetensors") if path.name not in expected):
+        raise DataError(f"{strangers[0]}: is no part of the checkpoint; move it elsewhere")
     for file, (size, digest) in expected.items():
         path = folder / file
         if not path.is_file():

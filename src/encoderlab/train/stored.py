@@ -30,7 +30,7 @@ class StoredTensors(Mapping[str, Tensor]):
     """The tensors in the safetensors files of ``folder``.
 
     Raises:
-        DataError: a file is not safetensors.
+        DataError: a file is not safetensors, or parts of a tensor have different types.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -41,6 +41,10 @@ class StoredTensors(Mapping[str, Tensor]):
         except (SafetensorError, OSError, ValueError, KeyError) as error:
             raise DataError(f"{folder}: cannot be read as safetensors ({error})") from None
         self.about: dict[str, TensorStorageMetadata] = dict(sorted(about.items()))  # type: ignore[arg-type]
+        for place, part in self._reader.headers.storage_data.items():
+            if part.dtype != (first := self.about[place.fqn].properties.dtype):
+                kinds = " and ".join(str(kind).removeprefix("torch.") for kind in (first, part.dtype))
+                raise DataError(f"{folder}: parts of {place.fqn} are {kinds}; restore the checkpoint")
 
     def __getitem__(self, name: str) -> Tensor:
         about = self.about[name]
