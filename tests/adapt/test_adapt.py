@@ -17,6 +17,7 @@ from encoderlab.adapt import run as stages
 from encoderlab.adapt import text as texts
 from encoderlab.adapt.recipe import published, recipe_of
 from encoderlab.corpus.tokenizer import Tokenizer
+from encoderlab.files import sha256
 from encoderlab.interchange.load import load, load_pair
 from encoderlab.model import Model, build
 from encoderlab.models import FAMILIES, GENERATORS, SIZES
@@ -106,6 +107,43 @@ def test_the_whole_road_and_again(place: Path, tmp_path: Path, capsys, monkeypat
     assert same_weights(load(tmp_path / "a"), load(tmp_path / "b"))
     assert other["gains"] == found["gains"]
     assert "holds another adaptation (vocabulary was" in messages(capsys, 2, *words_of(place, tmp_path / "a"))
+
+
+def test_whatever_is_damaged_is_made_again_or_named(place: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    """Every file of an adaptation that is not one of its corpus or of its run, which have tests of their own."""
+    monkeypatch.setattr(measure, "PIECES", 2)
+    out = tmp_path / "out"
+    found, _ = answer(capsys, *words_of(place, out))
+    whole = {path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file() and not path.is_symlink()}
+    weights = sha256(out / "model" / "model.safetensors")
+    for number, path in enumerate(whole):
+        if path.relative_to(out).parts[0] in ("corpus", "run", "tokenizer") or path.name in ("README.md", "SHA256SUMS"):
+            continue
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 4
+        kind = ("flip", "delete", "cut")[number % 3]
+        path.unlink() if kind == "delete" else path.write_bytes(data[: len(data) if kind == "flip" else len(data) // 2])
+        try:
+            again, said = answer(capsys, *words_of(place, out))
+        except AssertionError:
+            said = messages(capsys, 3, *words_of(place, out))
+            assert path.relative_to(out).parts[0] in ("given", "start") and path.name in said, (path, kind, said)
+            path.write_bytes(whole[path])
+            continue
+        assert path.name in said or kind == "delete" or path.name in ("adapt.json", "report.html"), (path, kind, said)
+        assert again["gains"] == found["gains"] and sha256(out / "model" / "model.safetensors") == weights, path
+        assert not path.parent.name == "text" or path.read_bytes() == whole[path]
+
+
+def test_text_that_has_changed_since_is_not_mixed_with_what_was_measured(place: Path, tmp_path: Path, capsys) -> None:
+    text = tmp_path / "law.txt"
+    text.write_bytes((place / "law.txt").read_bytes())
+    words = [str(text) if word == str(place / "law.txt") else word for word in words_of(place, tmp_path / "out")]
+    answer(capsys, *words)
+    text.write_text(text.read_text().replace("court", "stone"))
+    answer(capsys, *words)  # the copy is what counts
+    (tmp_path / "out/text/domain.jsonl").unlink()
+    assert "of other text than are there now" in messages(capsys, 2, *words)
 
 
 def test_fine_tuning_before_and_after(place: Path, tmp_path: Path, monkeypatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,9 +15,10 @@ import pytest
 import yaml
 
 from encoderlab.cli import main
+from encoderlab.corpus.sealed import write_record
 from encoderlab.errors import ConfigError, DataError, Diverged
 from encoderlab.execution.local import Ended, Job
-from encoderlab.files import finite, write_json
+from encoderlab.files import finite
 from encoderlab.study import cell
 from encoderlab.study.file import read
 from encoderlab.study.page import render
@@ -76,7 +78,7 @@ class InProcess:
                 found = cell.run(json.loads(spec.read_text()))
             except Diverged as error:
                 found = {"status": "failed", "error": str(error), "code": error.code}
-            write_json(result, finite(found))
+            write_record(result, json.loads(json.dumps(finite(found))))
             yield Ended(job=job, code=0)
 
 
@@ -151,6 +153,25 @@ def test_an_interrupted_study_ends_with_the_same_numbers(
     execute = InProcess()
     last = run(plan, place / "parts", execute)
     assert len(execute.done) == 3 and without_clock(record(last)) == without_clock(whole[0])
+
+
+@pytest.mark.parametrize("kind", ["flip", "cut", "delete", "another number"])
+def test_a_damaged_result_or_input_is_named_and_measured_again(place: Path, kind: str) -> None:
+    plan, out = StudyPlan.read(written(place, measures=[], tune=None, seeds=1)), place / f"damaged {kind}"
+    before = without_clock(record(run(plan, out, InProcess())))
+    for path in sorted(path for name in ("results", "specs") for path in (out / name).rglob("*.json")):
+        data = bytearray(path.read_bytes())
+        if kind == "delete":
+            path.unlink()
+        elif kind == "another number":
+            path.write_text(re.sub(r'("loss"|"threads"): ', r"\1: 1", path.read_text(), count=1))
+        else:
+            data[len(data) // 2] ^= 4
+            path.write_bytes(data if kind == "flip" else data[: len(data) // 2])
+        execute, said = InProcess(), []
+        assert without_clock(record(run(plan, out, execute, say=said.append))) == before
+        assert len(execute.done) == 1
+        assert any(str(path) in line for line in said) or kind == "delete" and path.parts[-4] != "specs"
 
 
 def test_a_cell_that_fails_is_marked_and_stops_no_other(place: Path) -> None:

@@ -7,8 +7,11 @@
 ``corpus/``    domain and replayed text in that vocabulary
 ``run/``       pretraining, which resumes to the bit
 ``model/``     the result
-``stages/``    what was measured, a file per stage
+``stages/``    what was found, a file per stage, with hashes of itself and of the files that the stage made
 =============  ======================================================================================================
+
+A stage whose files are damaged is named and done again; the model is then taken from the run once more. What was made
+of other text than is there now is refused.
 """
 
 from __future__ import annotations
@@ -29,11 +32,13 @@ from encoderlab.adapt.vocabulary import extend, retrain, rows, transplant
 from encoderlab.config import override, to_dict
 from encoderlab.corpus.assemble import Selection
 from encoderlab.corpus.build import BuildSettings, GivenTokenizer, Progress, build_corpus
+from encoderlab.corpus.sealed import ORIGIN, Damaged, digest, file_hash, read_record, write_record
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import write_json
 from encoderlab.inference import tokenizer_of
+from encoderlab.interchange import checksums
 from encoderlab.interchange import folder as folders
 from encoderlab.interchange.load import load_pair
 from encoderlab.interchange.places import commits, pin
@@ -41,6 +46,7 @@ from encoderlab.measure.pairs.reading import find
 from encoderlab.measure.runs import read_run
 from encoderlab.model import Model, count_parameters
 from encoderlab.tasks.data.infer import Given, task_of
+from encoderlab.train.checkpoint import put_aside
 from encoderlab.train.checks import check
 from encoderlab.train.networks import fit
 from encoderlab.train.pretraining import models_at, pretrain
@@ -112,6 +118,7 @@ class Adaptation:
     def __init__(self, plan: AdaptationPlan, out: Path, say: Callable[[str], None], progress: Progress) -> None:
         self.out, self.say, self.progress = out, say, progress
         self.plan = plan = self._claim(plan)
+        self.origin = digest(_plain(asdict(plan)))  # of what is made from here on
         self.model, self.generator = self._given()
         self.tokenizer = tokenizer_of(self.model)
         recipe_of(self.model, self.generator, tokens=1, passes=1, seed=1)
@@ -136,9 +143,16 @@ class Adaptation:
             ConfigError: the folder holds another plan, or something else.
         """
         path = self.out / PLAN
-        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        try:
+            known = read_record(path)
+        except FileNotFoundError:
+            known = None
+        except Damaged as error:
+            known = None
+            self.say(f"{error}; the stages are compared with the settings given")
         if known is None:
-            if strangers := sorted(one.name for one in self.out.iterdir() if not one.name.startswith(".")):
+            strangers = sorted(one.name for one in self.out.iterdir() if not one.name.startswith("."))
+            if strangers and not self._record("text").exists():
                 raise ConfigError(
                     f"{self.out}: is not empty and holds no adaptation (found {strangers[0]!r}); choose another --out"
                 )
@@ -146,7 +160,7 @@ class Adaptation:
         repository = known["plan"]["model"].rpartition("@")[0]
         if repository and repository == plan.model.partition("@")[0]:
             plan = replace(plan, model=known["plan"]["model"])
-        asked = json.loads(json.dumps(asdict(plan)))
+        asked = _plain(asdict(plan))
         if changed := [name for name in asked if asked[name] != known["plan"].get(name)]:
             name = changed[0]
             raise ConfigError(
@@ -157,7 +171,11 @@ class Adaptation:
 
     def _given(self) -> tuple[Model, Model | None]:
         kept = self.out / "given"
-        return load_pair(kept if whole(kept) else self.plan.model)
+        if whole(kept):
+            return load_pair(kept)
+        if kept.exists() and {path.name for path in kept.iterdir()} - {"generator"}:  # killed before the discriminator
+            raise DataError(f"{kept}: its config.json is missing or damaged; restore it, or choose another --out")
+        return load_pair(self.plan.model)
 
     def _check_readable(self) -> None:
         """Refuse text in another script than the vocabulary knows.
@@ -186,18 +204,47 @@ class Adaptation:
 
     # Stages
 
-    def stage(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What the stage ``name`` found: read if it is done, else made and kept."""
-        path = self.out / "stages" / f"{name}.json"
-        if path.exists():
-            return json.loads(path.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+    def _record(self, name: str) -> Path:
+        return self.out / "stages" / f"{name}.json"
+
+    def stage(self, name: str, make: Callable[[], dict[str, Any]], *files: Path) -> dict[str, Any]:
+        """What the stage ``name`` found: read if it is done, else made and kept with the hashes of its ``files``.
+
+        Raises:
+            ConfigError: it was done with other settings, or of other text.
+        """
+        known = self._known(name)
+        if known is not None:
+            return known
         self.say(f"stage: {name.replace('-', ' ')}")
         begin = time.perf_counter()
         result = make()
         result["seconds"] = time.perf_counter() - begin
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, result)
+        kept = {str(file.relative_to(self.out)): file_hash(file) for file in files if file.exists()}
+        write_record(self._record(name), _plain({ORIGIN: self.origin, "files": kept, "found": result}))
         return result
+
+    def _known(self, name: str) -> dict[str, Any] | None:
+        """What the stage found before; None if it is to be done, or done again."""
+        path = self._record(name)
+        try:
+            record = read_record(path)
+            for file, expected in record["files"].items():
+                if not (self.out / file).is_file():
+                    raise Damaged(self.out / file, "missing")
+                if file_hash(self.out / file) != expected:
+                    raise Damaged(self.out / file, "damaged (its checksum differs)")
+        except FileNotFoundError:
+            return None
+        except Damaged as error:
+            self.say(f"{error}; the stage {name} is done again")
+            return None
+        if record[ORIGIN] != self.origin:
+            raise ConfigError(
+                f"{path}: was made with other settings or of other text than are there now; choose another --out"
+            )
+        found: dict[str, Any] = record["found"]
+        return found
 
     def run(self) -> dict[str, Any]:
         """All stages; returns what ``adapt.json`` holds.
@@ -206,21 +253,24 @@ class Adaptation:
             Stopped: a signal came while it trained; the same command goes on.
         """
         plan = self.plan
-        write_json(self.out / PLAN, {"plan": asdict(plan), "models": commits()})
+        write_record(self.out / PLAN, _plain({"plan": asdict(plan), "models": commits()}))
         if not whole(self.out / "given"):
             save(self.model, self.generator, self.out / "given")
-        record: dict[str, Any] = {"text": self.stage("text", self._split)}
+        texts = [self._place(f"{kind}{part}") for kind in ("domain", "general") for part in ("", "-held-out")]
+        record: dict[str, Any] = {"text": self.stage("text", self._split, *texts)}
+        self.origin = digest([self.origin, [file_hash(text) for text in texts if text.exists()]])
         record["vocabulary"] = self.stage("vocabulary", self._start)
         self.stage("corpus", self._build)
         record["before"] = self.measure("before", lambda: (self.model, self.generator))
         record["training"] = self.stage("training", self._train)
+        self._take()
         record["after"] = self.measure("after", lambda: load_pair(self.out / "model"))
         record["gains"] = {
             kind: measure.gain(record["before"][kind], record["after"][kind])
             for kind in ("domain", "general")
             if kind in record["before"]
         }
-        record["plan"] = json.loads(json.dumps(asdict(plan)))
+        record["plan"] = _plain(asdict(plan))
         record["parameters"] = count_parameters(self.model.config)["total"]
         write_json(self.out / "adapt.json", record)
         return record
@@ -304,8 +354,6 @@ class Adaptation:
         if not (self.out / "run" / "checkpoints").exists():
             fit(recipe, Tokenizer.load(Corpus(corpus).tokenizer_path))
         outcome = pretrain(recipe, corpus, self.out / "run")
-        models = models_at(outcome.best or outcome.checkpoint)
-        save(models.get("model") or models["discriminator"], models.get("generator"), self.out / "model")
         record = read_run(self.out / "run")
         held = [(line["step"], line["loss"]) for line in record.valid]
         last = record.train[-1] if record.train else {}
@@ -320,6 +368,25 @@ class Adaptation:
             "objective": recipe.objective.kind,
             "recipe": to_dict(recipe),
         }
+
+    def _take(self) -> None:
+        """Take the model from the run, unless it is there and whole."""
+        folder = self.out / "model"
+        pair = (folder / "discriminator").exists()
+        if folder.exists():
+            try:
+                for part in [folder / "generator", folder / "discriminator"] if pair else [folder]:
+                    if not folders.is_ours(part):
+                        raise DataError(f"{part}: is no whole model")
+                    checksums.verify(part)
+                return
+            except DataError as error:
+                self.say(f"{str(error).partition(';')[0]}; the model is taken from the run again")
+        outcome = pretrain(self.recipe(), self.out / "corpus", self.out / "run")
+        models = models_at(outcome.best or outcome.checkpoint)
+        if folder.exists():
+            put_aside(folder)
+        save(models.get("model") or models["discriminator"], models.get("generator"), folder)
 
     def measure(self, when: str, models: Callable[[], tuple[Model, Model | None]]) -> dict[str, Any]:
         """All measures of the model before or after."""
@@ -338,6 +405,11 @@ class Adaptation:
                 lambda: measure.task(models()[0], path, self.out / "tasks" / when, self.plan.seeds),
             )
         return measured
+
+
+def _plain(value: Any) -> Any:
+    """``value`` as it is read back from JSON."""
+    return json.loads(json.dumps(value))
 
 
 def save(model: Model, generator: Model | None, folder: Path) -> None:

@@ -19,9 +19,10 @@ import numpy as np
 import torch
 
 from encoderlab.config import from_dict
+from encoderlab.corpus.sealed import write_record
 from encoderlab.errors import EncoderlabError, Stopped
 from encoderlab.execution.local import stop_with_parent
-from encoderlab.files import finite, write_json
+from encoderlab.files import finite
 from encoderlab.interchange.load import load, load_pair
 from encoderlab.measure.pairs.evaluate import evaluate_pairs
 from encoderlab.measure.pairs.reading import find, read, sample
@@ -146,7 +147,7 @@ def main(spec: str, result: str) -> int:
         return error.code
     except EncoderlabError as error:
         outcome = {"status": "failed", "error": str(error), "code": error.code}
-    write_json(Path(result), finite(outcome | {"wall": time.perf_counter() - begin}))
+    write_record(Path(result), json.loads(json.dumps(finite(outcome | {"wall": time.perf_counter() - begin}))))
     return 0
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from encoderlab.config import from_dict, to_dict
 from encoderlab.corpus.manifest import MANIFEST, file_hash
-from encoderlab.errors import ConfigError, DataError
+from encoderlab.corpus.sealed import Damaged, read_record, write_record
+from encoderlab.errors import ConfigError
 from encoderlab.execution.local import Ended, Execute, Job
-from encoderlab.files import write_json
 from encoderlab.study.plan import Cell, StudyPlan
 from encoderlab.study.results import Results
 from encoderlab.train.recipe import Recipe
@@ -69,10 +69,13 @@ def _run(
     results: dict[str, dict[str, Any]] = {}
     jobs: dict[str, Job] = {}
     for cell in cells:
-        spec, known = _spec(plan, cell, out), _result(out, cell)
-        path = out / "specs" / f"{cell.name}.json"
+        spec, path = _spec(plan, cell, out), out / "specs" / f"{cell.name}.json"
+        try:
+            known = _known(path, out / "results" / f"{cell.name}.json", spec, cell)
+        except Damaged as error:
+            known = None
+            say(f"{error}; {cell.name} is measured again")
         if known is not None:
-            _check_same(path, spec, cell)
             if known["status"] == "done" and known.get("measures") == spec["measures"]:
                 results[cell.name] = known
                 continue
@@ -80,7 +83,7 @@ def _run(
                 results[cell.name] = known
                 say(f"{cell.name}: failed before ({known['error']}); --retry runs it again")
                 continue
-        write_json(path, spec)
+        write_record(path, spec)
         jobs[cell.name] = Job(
             name=cell.name,
             module="encoderlab.study.cell",
@@ -115,11 +118,21 @@ def _spec(plan: StudyPlan, cell: Cell, out: Path) -> dict[str, Any]:
     }
 
 
-def _check_same(path: Path, spec: dict[str, Any], cell: Cell) -> None:
-    """Refuse a folder whose cell of that name has another recipe or corpus; the corpus may have moved."""
-    if not path.exists():
-        return
-    known, asked = json.loads(path.read_text(encoding="utf-8")), json.loads(json.dumps(spec))
+def _known(path: Path, result: Path, spec: dict[str, Any], cell: Cell) -> dict[str, Any] | None:
+    """The result of a cell, if it has one; its input is in the file ``path``. The corpus may have moved since.
+
+    Raises:
+        ConfigError: the folder's cell of that name has another recipe or corpus.
+        Damaged: its result or its input is not what was written.
+    """
+    try:
+        found = read_record(result)
+    except FileNotFoundError:
+        return None
+    try:
+        known, asked = read_record(path), json.loads(json.dumps(spec))
+    except FileNotFoundError:
+        raise Damaged(path, "missing") from None
     for one in (known, asked):
         one["corpus"] = one["corpus"]["sha256"]
         one["recipe"] = to_dict(from_dict(Recipe, one["recipe"]))  # an earlier version wrote other fields
@@ -128,18 +141,7 @@ def _check_same(path: Path, spec: dict[str, Any], cell: Cell) -> None:
             raise ConfigError(
                 f"{cell.name}: was run with another {key}; restore the study's file, or give another --out"
             )
-
-
-def _result(out: Path, cell: Cell) -> dict[str, Any] | None:
-    path = out / "results" / f"{cell.name}.json"
-    if not path.exists():
-        return None
-    try:
-        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        assert result["status"] in ("done", "failed")
-    except (ValueError, KeyError, AssertionError, TypeError):
-        raise DataError(f"{path}: is damaged; delete it, and the cell is measured again") from None
-    return result
+    return found
 
 
 def _ended(ended: Ended, out: Path) -> dict[str, Any] | None:
@@ -148,11 +150,10 @@ def _ended(ended: Ended, out: Path) -> dict[str, Any] | None:
         return None
     path = out / "results" / f"{ended.job.name}.json"
     if ended.code == 0 and path.exists():
-        outcome: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return outcome
+        return read_record(path)
     why = f"killed by signal {-ended.code}" if ended.code < 0 else f"exit code {ended.code}"
     result = {"status": "failed", "error": f"{why}; see {ended.job.log}", "code": ended.code}
-    write_json(path, result)
+    write_record(path, result)
     return result
 
 

@@ -77,7 +77,9 @@ class StoredTensors(Mapping[str, Tensor]):
                 raise DataError(f"{self.folder}: {name} is {stored} there and {tuple(tensor.shape)} in this model")
             if tensor.dtype != (kept := self.about[name].properties.dtype):  # converted, its numbers would be others
                 there, here = (str(kind).removeprefix("torch.") for kind in (kept, tensor.dtype))
-                raise DataError(f"{self.folder}: {name} is {there} there and {here} in this model; restore the checkpoint")
+                raise DataError(
+                    f"{self.folder}: {name} is {there} there and {here} in this model; restore the checkpoint"
+                )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that no process group takes part: each process reads by itself
             try:
