@@ -24,10 +24,15 @@ import yaml
 from encoderlab import cli, recipes
 from encoderlab.config import to_dict
 from tests.fuzz.world import (
+    ADAPT,
     BUILD,
+    LOOK,
+    MERGE,
     PREDICT,
     PRETRAIN,
     SMALL,
+    STUDY,
+    SUBMIT,
     TUNE,
     call,
     copy,
@@ -169,6 +174,9 @@ READERS = {  # folders with a model, and what reads them
     "tuned/runs/seed-1/model": ("predict", "tuned", "alpha beta is 3", "--json"),
     "exported": ("encode", "exported", "alpha beta is 3", "--json"),
     "converted": ("encode", "converted", "alpha beta is 3", "--json"),
+    "pruned": ("encode", "pruned", "alpha beta is 3", "--json"),
+    "adapted/model": ("encode", "adapted", "alpha beta is 3", "--json"),
+    "submitter": ("predict", "submitter", "alpha beta", "is 3", "--json"),
 }
 
 
@@ -215,6 +223,47 @@ def results(rng: random.Random, place: Path, aside: Path) -> None:
             for name in ("model.safetensors", "config.json", "task.json"):
                 file = f"tuned/runs/seed-1/model/{name}"
                 assert digest(Path(file)) == digest(place / file), f"{done}: {file} is another"
+
+
+def adaptations(rng: random.Random, place: Path, aside: Path) -> None:
+    """A file of an adaptation is damaged: the same model and scores, or the file is named."""
+    with inside(copy(place, aside)):
+        path = rng.choice([path for path in files(Path("adapted")) if path.parts[1] != "run" or rng.random() < 0.2])
+        done = damage(path, rng)
+        ended = call(*ADAPT, "adapted", "--json").check()
+        if ended.code == 0:
+            assert json.loads(ended.out)["gains"] == json.loads((place / "adapted/adapt.json").read_text())["gains"], (
+                done
+            )
+            for name in MODEL:
+                assert digest(Path("adapted/model") / name) == digest(place / "adapted/model" / name), f"{done}: {name}"
+        else:
+            assert path.name in ended.err or path.parent.name in ended.err, f"{done}: {ended.code} {ended.err}"
+
+
+def studies(rng: random.Random, place: Path, aside: Path) -> None:
+    """A file of a study is damaged: the same scores, or the file is named."""
+    with inside(copy(place, aside)):
+        top = rng.choice(["results", "specs", "results.json", "cells"])
+        path = Path("studied") / top if "." in top else rng.choice(files(Path("studied") / top))
+        done = damage(path, rng)
+        ended = call(*STUDY, "studied", "--json").check()
+        if ended.code == 0:
+            scores = [
+                {cell["name"]: cell["scores"] for cell in json.loads(text)["cells"]}
+                for text in (ended.out, (place / "studied/results.json").read_text())
+            ]
+            assert scores[0] == scores[1], f"{done}: {scores}"
+        else:
+            assert path.name in ended.err or path.parent.name in ended.err, f"{done}: {ended.code} {ended.err}"
+
+
+def inspections(rng: random.Random, place: Path, aside: Path) -> None:
+    """A file of an inspection is damaged: the same command writes it again."""
+    with inside(copy(place, aside)):
+        done = damage(rng.choice(files(Path("seen"))), rng)
+        assert call(*LOOK, "seen").check().code == 0, done
+        assert _contents(Path("seen")) == _contents(place / "seen"), done
 
 
 def predictions(rng: random.Random, place: Path, aside: Path) -> None:
@@ -351,7 +400,10 @@ WRITING = [
     ("minimal-pairs", "run", "pairs.txt", "--out", "out.jsonl"),
     ("finetune", "labels.csv", "--model", "run", "--out", "out", "--seeds", "1", "--epochs", "1"),
     ("pretrain", "bert-tiny", "--corpus", "corpus", "--out", "out", "--steps", "2", *SMALL),
-    # Not here: evaluate --submission needs a benchmark, quickstart takes minutes, corpus merge is like corpus build.
+    (*MERGE, "out"),
+    (*SUBMIT, "out"),
+    (*ADAPT, "out"),
+    ("quickstart", "--budget", "30s", "--out", "out"),
 ]
 TIMED = (
     "run.log",
@@ -382,20 +434,38 @@ def pairs(rng: random.Random, place: Path, aside: Path) -> None:
                 )
             )
             time.sleep(rng.uniform(0, 0.5))
+        if words[0] == "quickstart":  # it takes minutes, and ends with what the time allowed
+            return _one_of_two(both)
         said = [process.communicate(timeout=600)[1] for process in both]
         codes = [process.returncode for process in both]
         assert set(codes) <= {0, 2, 3} and 0 in codes, f"{words}: {codes} {said}"
         assert "Traceback" not in "".join(said) and "is a bug" not in "".join(said), said
-        out = Path(words[words.index("--out") + 1] if "--out" in words else words[2])
-        together = _contents(out)
+        flags = {"--out", "--submission"} & set(words)
+        out = Path(words[words.index(flags.pop()) + 1] if flags else words[2])
+        timed = words[0] in ("adapt", "study")  # their stages and runs tell times
+        together = _contents(out, models_only=timed)
         shutil.rmtree(out) if out.is_dir() else out.unlink()
         assert call(*words).code == 0
-        assert together == _contents(out), f"{words}: two processes wrote something else than one"
+        assert together == _contents(out, models_only=timed), f"{words}: two processes wrote something else than one"
 
 
-def _contents(out: Path) -> dict[str, str]:
-    """The hashes of what was written, but for files that tell times."""
-    found = {str(path.relative_to(out)): digest(path) for path in files(out) if path.name not in TIMED}
+def _one_of_two(both: list[subprocess.Popen[str]]) -> None:
+    """One of two processes is refused at once; the other goes on until it is stopped."""
+    end = time.monotonic() + 120
+    while all(process.poll() is None for process in both):
+        assert time.monotonic() < end, "two processes write one output"
+        time.sleep(0.1)
+    refused, other = sorted(both, key=lambda process: process.poll() is None)
+    other.send_signal(signal.SIGINT)
+    said = [process.communicate(timeout=600)[1] for process in (refused, other)]
+    assert refused.returncode == 2 and "another process" in said[0], said
+    assert other.returncode in (75, 130) and "Traceback" not in said[1], said
+
+
+def _contents(out: Path, *, models_only: bool = False) -> dict[str, str]:
+    """The hashes of what was written, or of its models, but for files that tell times."""
+    written = [path for path in files(out) if path.name in MODEL or not models_only]
+    found = {str(path.relative_to(out)): digest(path) for path in written if path.name not in TIMED}
     return found if out.is_dir() else {"": digest(out) if out.suffix != ".html" else "a page tells times"}
 
 
@@ -406,6 +476,9 @@ KINDS: dict[str, Trial] = {
     "runs": runs,
     "models": models,
     "results": results,
+    "adaptations": adaptations,
+    "studies": studies,
+    "inspections": inspections,
     "predictions": predictions,
     "pieces": pieces,
     "labels": labels,

@@ -11,7 +11,7 @@ from tests.fuzz.kinds import KINDS
 from tests.fuzz.world import prepare
 
 TRIALS = {"verbs": 12, "settings": 12, "config files": 12, "runs": 4, "models": 4, "labels": 4, "corpora": 2}
-TRIALS |= {"results": 3, "predictions": 6, "pieces": 3}
+TRIALS |= {"results": 3, "predictions": 6, "pieces": 3, "adaptations": 3, "studies": 1, "inspections": 2}
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,8 @@ import torch
 
 from encoderlab.cli import main
 from encoderlab.corpus import merge
+from encoderlab.tasks.data import suites
+from tests.tasks.runs.test_apply import saved
 
 SECONDS = 60  # a call of a tiny model that computes longer hangs, and one that waits for ten times that
 CODES = {0, 2, 3, 4, 5, 6, 75, 130, 141}
@@ -31,6 +33,13 @@ SMALL = ("--set", "phases=[{length: 32, rows: 4}]", "--set", "evaluation.rows=8"
 TUNE = ("finetune", "labels.csv", "--model", "run", "--out", "tuned", "--seeds", "1", "--epochs", "1")
 BUILD = ("corpus", "build", "text.txt", "--vocab-size", "200", "--validation", "0.05", "--out")
 PREDICT = ("predict", "tuned", "labels.csv", "--out", "predicted.jsonl", "--with", "gold")
+SHORT = ("--set", "phases=[{length: 32, rows: 4}]", "--set", "evaluation.rows=8", "--set", "budget.amount=4")
+ADAPT = ("adapt", "run", "text.txt", *SHORT, "--set", "checkpoints.steps=2", "--out")
+PART = ("corpus", "build", "text.txt", "--tokenizer", "corpus/tokenizer", "--out")
+MERGE = ("corpus", "merge", "part-0", "part-1", "--out")
+SUBMIT = ("evaluate", "submitter", "wnli", "--data", ".", "--split", "test", "--submission")
+LOOK = ("inspect", "run", "text.txt", "--texts", "4", "--out")
+STUDY = ("study", "study.yaml", "--out")
 PRETRAIN = ("pretrain", "bert-tiny", "--corpus", "corpus", "--out", "run", "--steps", "6", *SMALL)
 
 
@@ -88,7 +97,7 @@ def inside(folder: Path) -> Iterator[None]:
 
 
 def prepare(folder: Path) -> Path:
-    """A folder with text, labels, a corpus, a finished run and a fine-tuned model: ten seconds, once."""
+    """A folder with text, labels, and one small result of every verb: half a minute, once."""
     torch.set_num_threads(1)
     os.environ["CI"] = "1"
     folder.mkdir(parents=True, exist_ok=True)
@@ -102,7 +111,10 @@ def prepare(folder: Path) -> Path:
     (folder / "labels.csv").write_text("\n".join(["text,label", *rows]) + "\n")
     (folder / "mine.yaml").write_text("optim: {lr: 1.0e-3}\nseed: 3\n")
     (folder / "pairs.txt").write_text("alpha beta is 3\nbeta is is 3\n\ngamma is 4\nis gamma 4\n")
-    (folder / "study.yaml").write_text("corpus: corpus\nbudget: {steps: 1}\narms: {one: {recipe: bert-tiny}}\n")
+    (folder / "study.yaml").write_text(
+        "corpus: corpus\nbudget: {steps: 1}\narms: {one: {recipe: bert-tiny}}\n"
+        "set: {phases: [{length: 32, rows: 4}], evaluation.rows: 8}\nseeds: 1\ntune: null\n"
+    )
     with inside(folder):
         for words in (
             (*BUILD, "corpus"),
@@ -110,9 +122,18 @@ def prepare(folder: Path) -> Path:
             TUNE,
             PREDICT,
             ("export", "run", "exported"),
+            ("prune", "run", "pruned", "--heads", "0.5", "--on", "text.txt", "--examples", "8"),
+            (*ADAPT, "adapted"),
+            (*STUDY, "studied"),
+            (*LOOK, "seen"),
+            *((*PART, f"part-{i}", "--shard-index", f"{i}", "--num-shards", "2") for i in range(2)),
         ):
             done = call(*words)
             assert done.code == 0, done.err
+        saved(suites.task("wnli"), Path("submitter"))
+        Path("test.tsv").write_text(
+            "index\tsentence1\tsentence2\n" + "".join(f"{n}\t{WORDS[n % 10]} is\tit is {n}\n" for n in range(146))
+        )
         stopped = merge.write_manifest
         merge.write_manifest = _stop
         try:

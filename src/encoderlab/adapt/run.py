@@ -377,7 +377,7 @@ class Adaptation:
             try:
                 for part in [folder / "generator", folder / "discriminator"] if pair else [folder]:
                     if not folders.is_ours(part):
-                        raise DataError(f"{part}: is no whole model")
+                        raise DataError(f"{part / 'config.json'}: missing or damaged")
                     checksums.verify(part)
                 return
             except DataError as error:
