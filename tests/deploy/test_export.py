@@ -99,17 +99,16 @@ SLOW = [
 
 
 def run_python(folder: Path) -> list[str]:
-    """Run the Python code of a folder's README in it; what each piece prints."""
+    """Run the Python code of a folder's README in it, each piece by itself in one process; what each prints."""
     code = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    # sentence_transformers is in an environment of its own, see benchmarks/clients
+    pieces = [piece for piece in code if "sentence_transformers" not in piece]
+    each = "import json, sys\nfor piece in json.load(sys.stdin):\n    exec(piece, {})\n    print(chr(0))"
     told = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    printed = []
-    for piece in code:
-        if "sentence_transformers" in piece:  # in an environment of its own, see benchmarks/clients
-            continue
-        done = subprocess.run([sys.executable, "-c", piece], cwd=folder, env=told, capture_output=True, text=True)
-        assert done.returncode == 0, f"{piece}\n{done.stderr}"
-        printed.append(done.stdout)
-    return printed
+    run = [sys.executable, "-c", each]
+    done = subprocess.run(run, cwd=folder, env=told, input=json.dumps(pieces), capture_output=True, text=True)
+    assert done.returncode == 0, f"{pieces}\n{done.stderr}"
+    return done.stdout.split("\0\n")[:-1]
 
 
 @pytest.mark.parametrize(
