@@ -108,6 +108,20 @@ class Server:
         inner = Starlette(routes=routes, exception_handlers={404: _unknown, 405: _unknown})
         self.app: ASGIApp = Guarded(inner, guard or Guard(), protocol_of)
 
+    def load(self) -> None:
+        """Compute the shortest and the longest batch and start the engine; requests are refused until then."""
+        both = [self, *([self.beside] if self.beside is not None else [])]
+        for one in both:
+            one.service.warm_up()
+        self.engine.start()
+        for one in both:
+            one.ready = True
+
+    @property
+    def healthy(self) -> bool:
+        """Whether requests are answered now."""
+        return self.ready and not self.draining and not self.engine.stuck
+
     def _handlers(self) -> dict[str, tuple[Any, Callable[[Any, Timing, Request], Awaitable[Any]]]]:
         handlers: dict[str, tuple[Any, Callable[[Any, Timing, Request], Awaitable[Any]]]] = {
             "/embed": (shapes.Embed, self.embed),
@@ -515,7 +529,7 @@ class Server:
     # About the server
 
     async def health(self, request: Request) -> Response:
-        if self.ready and not self.draining and not self.engine.stuck:
+        if self.healthy:
             return Response(status_code=200, headers=SECURITY)
         return error(Problem(503, "loading, draining or stuck", "Unhealthy", retry_after="2"), "tei")
 

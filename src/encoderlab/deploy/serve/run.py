@@ -130,15 +130,7 @@ def run(server: Server, address: Address, listener: socket.socket) -> None:
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     process = _Process(config, server, address)
 
-    def load() -> None:
-        both = [server, *([server.beside] if server.beside is not None else [])]
-        for one in both:
-            one.service.warm_up()
-        server.engine.start()
-        for one in both:
-            one.ready = True
-
-    threading.Thread(target=load, name="warm-up", daemon=True).start()
+    threading.Thread(target=server.load, name="warm-up", daemon=True).start()
     try:
         process.run(sockets=[listener])
     finally:
