@@ -3,10 +3,10 @@
     pip install 'encoderlab[serve]' 'ray[serve]'
     MODEL=small-en REPLICAS=2 CORES=1 serve run benchmarks.cluster.ray_serve:app
 
-A replica is the application of ``encoderlab serve``. Ray Serve starts replicas, checks their health, replaces those that
-are lost, and sends requests to those with the shortest queue. When a replica is lost it would answer its requests with
-500; the front keeps every request until it is answered and sends it to another replica. That is safe, because no request
-changes anything.
+A replica is the application of ``encoderlab serve``. Ray Serve starts replicas, checks their health, replaces those
+that are lost, and sends requests to those with the shortest queue. When a replica is lost it would answer its requests
+with 500; the front keeps every request until it is answered and sends it to another replica. That is safe, because no
+request changes anything.
 """
 
 import asyncio
