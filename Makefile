@@ -8,12 +8,13 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SMOKE := $(abspath tests/roads/smoke.sh)
 
-.PHONY: help quickstart test checks wheel-test fuzz benchmarks gpu clean
+.PHONY: help quickstart test test-slow checks wheel-test fuzz benchmarks gpu clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make quickstart   install, then raw text -> corpus -> pretraining -> fine-tuning -> report, in minutes (BUDGET=$(BUDGET))"
-	@echo "make test         install, then run all tests (WORKERS=$(WORKERS))"
+	@echo "make test         install, then run the tests (WORKERS=$(WORKERS))"
+	@echo "make test-slow    run the slow ones: more processes, servers, families and heads"
 	@echo "make checks       ruff and mypy"
 	@echo "make wheel-test   build the wheel and use it in a clean environment, away from the sources"
 	@echo "make fuzz         random trials of every verb, file and run for FUZZ_MINUTES=$(FUZZ_MINUTES); prints counts and findings"
@@ -40,7 +41,10 @@ quickstart: $(VENV)/installed-core
 	$(BIN)/encoderlab quickstart --budget $(BUDGET) --out runs/quickstart
 
 test: $(VENV)/installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" $(PYTEST_ARGS)
+
+test-slow: $(VENV)/installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow $(PYTEST_ARGS)
 
 checks: $(VENV)/installed-dev
 	$(BIN)/ruff check src tests benchmarks

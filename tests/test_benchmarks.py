@@ -33,7 +33,6 @@ def test_the_commands_of_a_table_are_commands(table: str, monkeypatch: pytest.Mo
     assert called == [words[0] for words in TABLES[table]]
 
 
-@pytest.mark.slow
 def test_the_corpus_is_built(tmp_path: Path) -> None:
     assert main([*CORPUS, "--out", str(tmp_path / "corpus")]) == 0
 

@@ -38,7 +38,6 @@ def blocks(language: str, page: Path = README) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.S | re.M)
 
 
-@pytest.mark.slow
 def test_the_tour_of_the_readme_runs(place, capsys):
     commands = [line for block in blocks("sh") for line in block.splitlines()]
     assert len(commands) >= 10

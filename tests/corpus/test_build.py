@@ -382,7 +382,6 @@ def test_chinese_words(tmp_path):
     assert max(map(len, marks["rjieba"])) > 1
 
 
-@pytest.mark.slow
 def test_peak_memory_does_not_grow_with_the_input(tmp_path):
     """66 MB in one process take about as much memory as 8 MB. (2 GB were measured by hand.)"""
     tokenizer = tmp_path / "tokenizer"

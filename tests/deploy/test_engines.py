@@ -237,6 +237,7 @@ def test_workers_share_a_port_and_are_replaced(tmp_path: Path) -> None:
         assert parent.stderr is not None and "another one takes its place" in parent.stderr.read()
 
 
+@pytest.mark.slow
 def test_workers_that_cannot_start_end_the_command(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     words = [sys.executable, "-m", "encoderlab", "serve", str(tmp_path / "model"), "--port", "0", "--workers", "2"]

@@ -464,7 +464,6 @@ def test_the_command_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str])
             assert message in " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.slow
 def test_a_signal_loses_no_accepted_request(tmp_path: Path) -> None:
     folders.save(tiny("bert-tiny"), tmp_path / "model")
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -19,7 +19,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prepare(tmp_path_factory.mktemp("fuzz") / "prepared")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", TRIALS)
 def test_trials_find_nothing(kind: str, place: Path, tmp_path: Path) -> None:
     for number in range(TRIALS[kind]):

@@ -20,6 +20,7 @@ def test_the_link_is_found_from_its_exchanges() -> None:
     assert found.latency == pytest.approx(link.latency) and found.bandwidth == pytest.approx(link.bandwidth)
 
 
+@pytest.mark.slow
 def test_two_processes_and_a_slow_link(tmp_path: Path) -> None:
     corpus = build(tmp_path, language(200))
     found = run(case("bert", layers=1, width=64), corpus, processes=2, rows=2, length=16, steps=2)

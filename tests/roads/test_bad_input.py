@@ -118,7 +118,6 @@ CASES = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("command", "code", "words"), CASES, ids=[case[0][:60] for case in CASES])
 def test_one_line_says_what_is_wrong(command, code, words, place, capfd):
     prepare(place)
@@ -132,7 +131,6 @@ def test_one_line_says_what_is_wrong(command, code, words, place, capfd):
     assert not (place / "o").exists() or not any((place / "o").rglob("*.safetensors"))
 
 
-@pytest.mark.slow
 def test_errors_are_json_where_json_is_asked_for(place, capfd):
     assert run(place, "fill-mask run nothing --json") == 2
     found = json.loads(capfd.readouterr().out)

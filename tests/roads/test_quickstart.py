@@ -37,7 +37,6 @@ def test_larger_budgets_buy_larger_models():
     ]
 
 
-@pytest.mark.slow
 def test_the_road_from_text_to_report_and_again(tmp_path, monkeypatch, capsys):
     """A walk of seconds: every stage runs on real text; the second walk finds everything done."""
     monkeypatch.setenv("ENCODERLAB_HOME", str(tmp_path / "cache"))

@@ -29,6 +29,7 @@ CHANGES = {"budget.amount": 200, "checkpoints.steps": 2, "evaluation.every": 50}
 LAST = "step-000200"
 
 
+@pytest.mark.slow
 def test_a_killed_worker_comes_back_to_the_bit(tmp_path: Path) -> None:
     """torchrun starts both processes again; the losses are those of two processes that were left alone."""
     whole = start(tmp_path / "whole", processes=2)
@@ -53,6 +54,7 @@ def test_restarts_that_would_hang_are_refused(monkeypatch: pytest.MonkeyPatch) -
     assert VARIABLES == {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, "as the toy is started, too"
 
 
+@pytest.mark.slow
 def test_a_node_is_killed_and_comes_back(tmp_path: Path) -> None:
     """Two pods, then one, then two: the run is the one that a single process makes without interruption."""
     alone = tmp_path / "alone"

@@ -121,6 +121,7 @@ def test_begun_with_two_processes_and_ended_with_one(
     assert_close(out, alone / case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["causal", "permutation"])
 def test_three_processes_with_eight_rows(tmp_path: Path, alone: Path, case: str) -> None:
     """Memory of 2, 3 and 3 rows goes into one checkpoint."""
