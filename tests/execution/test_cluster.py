@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -13,6 +14,8 @@ from encoderlab.errors import ConfigError, DataError
 from encoderlab.execution.cluster import Need, RayTasks, tasks_on
 from encoderlab.execution.local import Job
 from encoderlab.execution.workers import Workers
+from tests.tasks.runs.test_apply import ready, saved
+from tests.terminal import answer
 
 pytest.importorskip("ray", reason="Ray is not installed (pip install 'encoderlab[scale]')")
 
@@ -45,6 +48,10 @@ def write(path: Path, text: str, seconds: float) -> None:
     path.write_text(text)
 
 
+def threads() -> str:
+    return os.environ["OMP_NUM_THREADS"]
+
+
 def fail() -> None:
     raise DataError("a.txt: broken")
 
@@ -52,12 +59,16 @@ def fail() -> None:
 def test_tasks_write_what_one_process_writes_and_errors_arrive(cluster, tmp_path):
     said: list[str] = []
     with RayTasks(sees=[tmp_path]) as tasks:
-        tasks.ended = said.append
+        tasks.ended = lambda name, result: said.append(name)
         for number in range(4):
             tasks.submit(write, tmp_path / f"{number}.txt", "text", 0, name=f"task {number}")
         tasks.finish()
         assert sorted(said) == [f"task {number}" for number in range(4)]
         assert [(tmp_path / f"{number}.txt").read_text() for number in range(4)] == ["text"] * 4
+        tasks.ended = lambda name, result: said.append(result)
+        tasks.submit(threads)
+        tasks.finish()
+        assert said[-1] == "1"  # as many as cores
         tasks.submit(fail)
         with pytest.raises(DataError, match="a.txt: broken"):
             tasks.finish()
@@ -127,6 +138,21 @@ def test_nodes_that_differ_are_named(cluster, tmp_path, monkeypatch):
         RayTasks().__enter__()
 
 
+@pytest.mark.parametrize(
+    ("need", "said"),
+    [
+        (Need(cores=64), "a task needs 64 cores, 0 GPUs, 0 GB, and no node has that .the largest: 1 cores, 0 GPUs"),
+        (Need(gpus=1), "a task needs 1 cores, 1 GPUs, 0 GB"),
+        (Need(memory=10**15), "a task needs 1 cores, 0 GPUs, 1e[+]06 GB"),
+    ],
+)
+def test_what_no_node_has_is_refused(cluster, need, said):
+    with pytest.raises(ConfigError, match=said):
+        RayTasks(need=need).__enter__()
+    with RayTasks(need=Need(gpus=None)):  # there is none, so none is asked for
+        pass
+
+
 def test_no_other_cluster_is_taken_than_the_one_that_is_named():
     asked = []
 
@@ -167,3 +193,19 @@ def test_a_corpus_of_a_cluster_has_the_bytes_of_one_machine(cluster, tmp_path):
     build_corpus(settings, together, tasks=lambda: RayTasks(sees=[together]))
     files = [path.relative_to(alone) for path in alone.rglob("*") if path.is_file()]
     assert [(alone / name).read_bytes() for name in files] == [(together / name).read_bytes() for name in files]
+
+
+@pytest.mark.parametrize(("verb", "suffix"), [("predict", ".jsonl"), ("encode", ".npy")])
+def test_outputs_of_many_files_are_those_of_one_process(cluster, verb, suffix, tmp_path, capsys):
+    saved(ready("single")[0], tmp_path / "model")
+    (tmp_path / "texts").mkdir()
+    for number in range(3):
+        lines = [f"the red cat {number} {line}\n" for line in range(3 * number + 1)]
+        (tmp_path / f"texts/{number}.txt").write_text("".join(lines))
+    words = [verb, tmp_path / "model", *(["--file"] if verb == "encode" else []), tmp_path / "texts"]
+    answer(capsys, *words, "--out", tmp_path / "here", "--threads", 1)
+    answer(capsys, *words, "--out", tmp_path / "there", "--on", "ray")
+    outputs = sorted(tmp_path.glob(f"here/*.txt{suffix}"))
+    assert len(outputs) == 3 and all(
+        one.read_bytes() == (tmp_path / "there" / one.name).read_bytes() for one in outputs
+    )

@@ -196,6 +196,16 @@ class PredictedFileAnswer(_Closed):
     out: str
 
 
+class PredictedFilesAnswer(_Closed):
+    """Of a folder or several files."""
+
+    model: str
+    files: int
+    kept: Annotated[int, Field(description="files that were done before")]
+    predictions: Annotated[int, Field(description="how many lines all outputs have")]
+    out: str
+
+
 class GuessAnswer(_Closed):
     score: Annotated[Number, Field(description="probability")]
     token: int
@@ -226,6 +236,17 @@ class EncodedFileAnswer(_Closed):
     """With ``--out``."""
 
     model: str
+    texts: int
+    width: int
+    out: str
+
+
+class EncodedFilesAnswer(_Closed):
+    """Of a folder or several files."""
+
+    model: str
+    files: int
+    kept: Annotated[int, Field(description="files that were done before")]
     texts: int
     width: int
     out: str
@@ -451,9 +472,9 @@ ANSWERS: dict[str, tuple[type, ...]] = {  # by verb, the usual one first
     "finetune": (FinetunedAnswer, StatisticsAnswer),
     "evaluate": (EvaluatedAnswer,),
     "score": (ScoredAnswer,),
-    "predict": (PredictedAnswer, PredictedFileAnswer),
+    "predict": (PredictedAnswer, PredictedFileAnswer, PredictedFilesAnswer),
     "fill-mask": (FilledMasksAnswer,),
-    "encode": (EncodedAnswer, EncodedFileAnswer),
+    "encode": (EncodedAnswer, EncodedFileAnswer, EncodedFilesAnswer),
     "convert": (ConvertedAnswer,),
     "push": (PushedAnswer,),
     "export": (ExportedAnswer,),

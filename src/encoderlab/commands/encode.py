@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,6 +16,7 @@ from cyclopts import Parameter
 
 from encoderlab.commands.outputs import output
 from encoderlab.commands.terminal import progress, say, table
+from encoderlab.commands.workers import HERE, WorkerOptions, for_each_file
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import replace_file
 from encoderlab.tasks.data.records import RECORDS, lines, suffix
@@ -63,17 +67,21 @@ def encode(
     texts: list[str] | None = None,
     /,
     *,
-    file: Annotated[Path | None, Parameter(allow_leading_hyphen=True)] = None,
+    file: Annotated[list[Path] | None, Parameter(allow_leading_hyphen=True)] = None,
     out: Path | None = None,
     pooling: Pooling = "mean",
+    options: WorkerOptions = HERE,
 ) -> dict[str, Any]:
     """Turn texts into vectors, one per text.
 
     Texts come from the command line, or from a file with one text per line
     ("-": standard input). The vectors go to a NumPy file, or are printed.
+    Of a folder, or several files, each gets a NumPy file in the folder --out, and
+    several processes can share the work.
 
     Example:
         encoderlab encode small-en --file texts.txt --out vectors.npy
+        encoderlab encode small-en --file texts/ --out vectors/ --workers 8
 
     Parameters
     ----------
@@ -82,9 +90,9 @@ def encode(
     texts
         Texts.
     file
-        File with one text per line.
+        File with one text per line, or a folder of such files; repeatable.
     out
-        NumPy file to write: (n, width) float32.
+        NumPy file to write: (n, width) float32. For several files, a folder: FOLDER/NAME.npy for each.
     pooling
         The vector of a text: the mean over its tokens, its first token, or its last token.
     """
@@ -92,8 +100,64 @@ def encode(
         raise ConfigError("encode takes either texts or --file FILE (one text per line)")
     if texts and len(texts) == 1 and os.path.isfile(texts[0]):
         raise ConfigError(f"{texts[0]}: is a file; give it with --file")
-    with output(out, "vectors", *([file] if file else [])):
-        return _encode(model, texts, file, out, pooling)
+    if file and (len(file) > 1 or file[0].is_dir()):
+        return _encode_files(model, file, out, pooling, options)
+    if options.several:
+        raise ConfigError("--workers, --on and the like are for several files or a folder; leave them out")
+    with output(out, "vectors", *(file or ())):
+        return _encode(model, texts, file[0] if file else None, out, pooling)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoding:
+    """Encodes files one after the other with a model that every process loads once.
+
+    ``identity`` is the hash of the model's weights as the first process sees it.
+    """
+
+    model: Path
+    identity: str
+    pooling: Pooling
+
+    def __call__(self, source: Path, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
+        network = _loaded(self.model, self.identity)
+        parts = _parts(network, _lines(source), self.pooling, source)
+        return {"texts": _write_vectors(out, parts, network.config.encoder.width)}
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded(model: Path, expected: str) -> Model:
+    """The model of this process, which must be the one that the first process has."""
+    from encoderlab.model import weights_hash
+
+    network = _load(model)
+    if weights_hash(network) != expected:
+        raise ConfigError(f"{model}: is another model on {platform.node()} than here; put one where all nodes see it")
+    return network
+
+
+def _encode_files(
+    model: Path, files: list[Path], out: Path | None, pooling: Pooling, options: WorkerOptions
+) -> dict[str, Any]:
+    """Write the vectors of every file into a folder."""
+    from encoderlab.model import weights_hash
+
+    network = _load(model)  # of a wrong model it is said once, before any work
+    which, width = weights_hash(network), network.config.encoder.width
+    del network
+    done = for_each_file(
+        Encoding(model=model, identity=which, pooling=pooling),
+        files,
+        out,
+        options,
+        suffix=".npy",
+        asked={"verb": "encode", "model": which, "pooling": pooling},
+        title="encode",
+        sees=[model] if model.exists() else [],
+    )
+    count = sum(facts["texts"] for facts in done.facts.values())
+    say(f"{count:,} vectors of {width} numbers for {len(done.facts):,} files written to {out}")
+    return {"model": model, "files": len(done.facts), "kept": done.kept, "texts": count, "width": width, "out": out}
 
 
 def _encode(
@@ -102,16 +166,12 @@ def _encode(
     """Print the vectors, or write them to ``out``."""
     import numpy as np
 
-    from encoderlab.inference import encode_parts
-
     network = _load(model)
-    lines = iter(texts or ()) if file is None else _lines(file)
-    if (first := next(lines, None)) is None:
-        raise DataError(f"{file}: is empty; give a file with one text per line")
-    parts = encode_parts(network, chain([first], lines), pooling=pooling)
+    parts = _parts(network, iter(texts or ()) if file is None else _lines(file), pooling, file)
     width = network.config.encoder.width
     if out is not None:
-        count = _write_vectors(out, parts, width)
+        with progress("encode") as show:
+            count = _write_vectors(out, parts, width, lambda done: show("texts", done, None))
         say(f"{count:,} vectors of {width} numbers written to {out}")
         return {"model": model, "texts": count, "width": width, "out": out}
     vectors = np.concatenate(list(parts))
@@ -120,8 +180,19 @@ def _encode(
     return {"model": model, "texts": len(vectors), "width": width, "vectors": vectors}
 
 
-def _write_vectors(out: Path, parts: Iterator[np.ndarray], width: int) -> int:
-    """Write parts of an array (n, width) as one NumPy file and return n.
+def _parts(network: Model, texts: Iterator[str], pooling: Pooling, file: Path | None) -> Iterator[np.ndarray]:
+    """The vectors of texts, some at a time; refuses a file without any."""
+    from encoderlab.inference import encode_parts
+
+    if (first := next(texts, None)) is None:
+        raise DataError(f"{file}: is empty; give a file with one text per line")
+    return encode_parts(network, chain([first], texts), pooling=pooling)
+
+
+def _write_vectors(
+    out: Path, parts: Iterator[np.ndarray], width: int, show: Callable[[int], None] = lambda count: None
+) -> int:
+    """Write parts of an array (n, width) as one NumPy file and return n; ``show`` is told how many are written.
 
     The header contains n and is at the start of the file: it is written first with n = 0, and again with the true n at
     the end.
@@ -129,14 +200,14 @@ def _write_vectors(out: Path, parts: Iterator[np.ndarray], width: int) -> int:
     import numpy as np
 
     out.parent.mkdir(parents=True, exist_ok=True)
-    with progress("encode") as show, replace_file(out) as file:
+    with replace_file(out) as file:
         header = {"descr": "<f4", "fortran_order": False}
         np.lib.format.write_array_header_1_0(file, header | {"shape": (0, width)})
         count = 0
         for part in parts:
             file.write(part.astype("<f4", copy=False).tobytes())
             count += len(part)
-            show("texts", count, None)
+            show(count)
         file.seek(0)
         np.lib.format.write_array_header_1_0(file, header | {"shape": (count, width)})
     return count

@@ -79,7 +79,7 @@ def study(
                     workers=workers or max(1, cores() // plan.study.threads), deadline=deadline, begun=_say_begun
                 )
             else:
-                tasks = tasks_on(on, workers=workers, need=Need(cores=plan.study.threads), sees=[out])
+                tasks = tasks_on(on, workers=workers, need=Need(cores=plan.study.threads, gpus=None), sees=[out])
                 stack.enter_context(tasks)
                 execute = tasks.jobs(deadline=deadline, begun=_say_begun)  # type: ignore[attr-defined]
             results = run(plan, out if on == "local" else out.resolve(), execute, retry=retry, say=terminal.note)

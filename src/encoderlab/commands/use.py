@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import platform
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,10 +16,12 @@ from cyclopts import Parameter
 
 from encoderlab.commands.outputs import check_output, output
 from encoderlab.commands.terminal import note, progress, say, table
+from encoderlab.commands.workers import HERE, WorkerOptions, for_each_file
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import held_folder
 from encoderlab.records.dataset import is_dataset, labelled_files
 from encoderlab.storage.cache import local
+from encoderlab.storage.places import url_of
 from encoderlab.tasks.data.records import is_file_name
 
 if TYPE_CHECKING:
@@ -210,26 +215,30 @@ def predict(
     text: str | None = None,
     pair: str | None = None,
     with_: Annotated[list[Literal["text", "gold"]] | None, Parameter(name="--with", consume_multiple=True)] = None,
+    options: WorkerOptions = HERE,
 ) -> dict[str, Any]:
     """Label texts with a fine-tuned model.
 
     The input is a file (CSV, TSV, JSON lines, Parquet with named columns; `.txt` with one
     text per line, for a tagger also one word per line with blank lines between sentences),
     of any size: it is read in parts, and the same command with --out continues where it was
-    interrupted. Or give texts; [SEP] separates the two texts of a pair.
-    Columns are those of the training file, if the file has them.
+    interrupted. Or a folder, or several files: --out is then a folder with an output for each,
+    and several processes can share the work. Or give texts; [SEP] separates the two texts of a
+    pair. Columns are those of the training file, if the file has them.
 
     Example:
         encoderlab predict runs/reviews texts.csv --out labels.jsonl
+        encoderlab predict runs/reviews texts/ --out labels/ --workers 8
 
     Parameters
     ----------
     model
         Fine-tuned model folder, run folder, or org/name of the Hugging Face Hub.
     inputs
-        One file, or texts.
+        One file, several files or folders, or texts.
     out
-        File to write, one JSON object per line. Without it predictions are printed.
+        File to write, one JSON object per line. Without it predictions are printed. For several files, a folder:
+        FOLDER/NAME.jsonl for each.
     text
         Column of the text, if it cannot be inferred.
     pair
@@ -239,18 +248,109 @@ def predict(
     """
     from encoderlab.tasks.runs.apply import predictor_of
 
-    file = Path(inputs[0])
-    if len(inputs) == 1 and "/" in inputs[0] and os.path.isdir(file):  # pathlib raises for texts too long to be a name
-        raise DataError(f"{file}: is a folder; give a file, or texts")
-    with output(out, "predictions", file):
+    places = _places(inputs, out)
+    if places is not None and (len(places) > 1 or places[0].is_dir()):
+        return _predict_files(model, places, out, text, pair, with_ or (), options)
+    if options.several:
+        raise ConfigError("--workers, --on and the like are for several files or a folder; leave them out")
+    with output(out, "predictions", *(places or ())):
         predictor = predictor_of(model, note)
-        if len(inputs) > 1 or not os.path.isfile(file):
-            if len(inputs) == 1 and is_file_name(inputs[0]):
-                raise DataError(f"{file}: no such file; give a file, or texts")
+        if places is None:
             if "gold" in (with_ or ()):
                 raise ConfigError("texts have no labels; leave gold out of --with, or give a file")
             return _predict_texts(predictor, inputs, with_ or ()) | {"model": model}
-        return _predict_file(predictor, file, out, text, pair, with_ or ()) | {"model": model}
+        return _predict_file(predictor, places[0], out, text, pair, with_ or ()) | {"model": model}
+
+
+def _places(words: Sequence[str], out: Path | None) -> list[Path] | None:
+    """The files and folders that ``words`` name; None if they are texts.
+
+    A folder is one that is written with a slash, or for which an output is given.
+
+    Raises:
+        DataError: a word that must be a file, and is none.
+    """
+    places = []
+    for word in words:
+        url = None if any(map(str.isspace, word)) else url_of(word)
+        if url is not None and (is_file_name(word) or not url.startswith("http")):
+            places.append(local(url))
+        elif os.path.isfile(word) or os.path.isdir(word) and ("/" in word or out is not None):
+            places.append(Path(word))
+        elif is_file_name(word) and (places or len(words) == 1):
+            raise DataError(f"{word}: no such file; give a file, or texts")
+    return places if len(places) == len(words) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labelling:
+    """Labels files one after the other with a model that every process loads once.
+
+    ``identity`` is the model's as the first process sees it.
+    """
+
+    model: Path
+    identity: str
+    text: str | None
+    pair: str | None
+    besides: tuple[str, ...]
+
+    def __call__(self, source: Path, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
+        from encoderlab.tasks.data.task import Remarks
+        from encoderlab.tasks.runs.apply import unlabelled_task_of_file
+        from encoderlab.tasks.runs.predict import predict_file
+
+        predictor = _loaded(self.model, self.identity)
+        predictor.form.cut = 0
+        task = unlabelled_task_of_file(source, predictor, self.text, self.pair, say, gold="gold" in self.besides)
+        remarks, done = Remarks(source), 0
+        for count in predict_file(predictor, source, out, task=task, remarks=remarks, besides=self.besides):
+            done = count
+        for line in (*remarks.lines(), *filter(None, (_cut(predictor),))):
+            say(line)
+        return {"predictions": done}
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded(model: Path, expected: str) -> Predictor:
+    """The model of this process, which must be the one that the first process has."""
+    from encoderlab.tasks.runs.apply import predictor_of
+    from encoderlab.tasks.runs.predict import identity
+
+    predictor = predictor_of(model)
+    if identity(predictor) != expected:
+        raise ConfigError(f"{model}: is another model on {platform.node()} than here; put one where all nodes see it")
+    return predictor
+
+
+def _predict_files(
+    model: Path,
+    places: list[Path],
+    out: Path | None,
+    text: str | None,
+    pair: str | None,
+    besides: Sequence[str],
+    options: WorkerOptions,
+) -> dict[str, Any]:
+    """Write the predictions of every file into a folder."""
+    from encoderlab.tasks.runs.apply import predictor_of
+    from encoderlab.tasks.runs.predict import identity
+
+    which = identity(predictor_of(model, note))  # of a wrong model it is said once, before any work
+    given = {"text": text, "pair": pair, "with": list(besides)}
+    done = for_each_file(
+        Labelling(model=model, identity=which, text=text, pair=pair, besides=tuple(besides)),
+        places,
+        out,
+        options,
+        suffix=".jsonl",
+        asked={"verb": "predict", "model": which, **given},
+        title="predict",
+        sees=[model] if model.exists() else [],
+    )
+    count = sum(facts["predictions"] for facts in done.facts.values())
+    say(f"{count:,} predictions for {len(done.facts):,} files written to {out}")
+    return {"model": model, "files": len(done.facts), "kept": done.kept, "predictions": count, "out": out}
 
 
 def _predict_texts(predictor: Predictor, texts: list[str], besides: Sequence[str]) -> dict[str, Any]:

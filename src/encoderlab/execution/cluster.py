@@ -7,12 +7,13 @@ that it names, and as many threads as cores.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 from encoderlab import __version__
 from encoderlab.errors import ConfigError, DataError, EncoderlabError, MissingDependency, OutOfMemory, Stopped
 from encoderlab.execution.local import POLL, Ended, Execute, Job, start
-from encoderlab.execution.workers import Tasks, Workers, cores
+from encoderlab.execution.workers import Tasks, Workers, cores, stopped_by_sigterm
 
 RETRIES = 5
 AHEAD = 2  # tasks submitted beyond those that can run
@@ -30,10 +31,10 @@ PATIENCE = 120.0  # seconds in which what was asked to stop may write its checkp
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """What a task uses: cores, GPUs, and bytes of memory (0: any)."""
+    """What a task uses: cores, GPUs (None: one, where the cluster has any), and bytes of memory (0: not counted)."""
 
     cores: int = 1
-    gpus: float = 0
+    gpus: float | None = 0
     memory: int = 0
 
 
@@ -43,6 +44,7 @@ def tasks_on(place: str | None, *, workers: int | None = None, need: Need = Need
 
     Args:
         workers: processes of this machine; None for as many as its cores allow.
+        need: of a task; a process of this machine has its cores as threads.
         sees: folders that every node of the cluster must see.
 
     Raises:
@@ -50,7 +52,8 @@ def tasks_on(place: str | None, *, workers: int | None = None, need: Need = Need
     """
     kind, equals, address = (place or "local").partition("=")
     if kind == "local" and not equals:
-        return Workers(workers if workers is not None else max(1, cores() // need.cores), always=True)
+        number = workers if workers is not None else max(1, cores() // need.cores)
+        return Workers(number, always=True, threads=need.cores)
     if kind != "ray" or (equals and not address):
         raise ConfigError(f"--on {place}: expected local, ray or ray=ADDRESS, such as ray=10.0.0.1:6379")
     if workers is not None:
@@ -71,7 +74,8 @@ class RayTasks:
         self._address, self._need, self._sees = address, need, [Path(path).resolve() for path in sees]
         self._pending: dict[Any, str] = {}
         self._ours = False  # whether this object made the connection
-        self.ended: Callable[[str], None] = lambda name: None
+        self._entered = contextlib.ExitStack()
+        self.ended: Callable[[str, Any], None] = lambda name, result: None
 
     def __enter__(self) -> RayTasks:
         try:
@@ -87,6 +91,7 @@ class RayTasks:
         except BaseException:
             self._close()
             raise
+        self._entered.enter_context(stopped_by_sigterm())
         return self
 
     def _connect(self) -> None:
@@ -122,6 +127,7 @@ class RayTasks:
                 name = node["NodeManagerHostname"]
                 asked.append((name, probe.options(scheduling_strategy=where).remote([str(p) for p in self._sees])))
         own = _probe([str(path) for path in self._sees])
+        self._claim([node["Resources"] for node in self._ray.nodes() if node["Alive"]])
         self.cores = max(1, int(self._ray.cluster_resources().get("CPU", 1)))
         for name, answer in asked:
             try:
@@ -142,31 +148,45 @@ class RayTasks:
                 )
             for path, there in found["sees"].items():
                 if own["sees"][path] and not there:
-                    raise ConfigError(f"node {name} does not see {path}; give a place that all nodes see, or a URL")
+                    raise ConfigError(f"node {name} does not see {path}; put it where all nodes see it")
+
+    def _claim(self, nodes: Sequence[dict[str, float]]) -> None:
+        """Say what a task needs; refuse what no node has, for which tasks would wait for ever. ``nodes``: what each
+        has.
+        """
+        need = self._need
+        gpus = need.gpus if need.gpus is not None else float(any(node.get("GPU", 0) >= 1 for node in nodes))
+        wanted = {"CPU": need.cores, "GPU": gpus, "memory": need.memory}
+        able = [node for node in nodes if node.get("CPU", 0) > 0]
+        if able and not any(all(node.get(kind, 0) >= amount for kind, amount in wanted.items()) for node in able):
+            most = max(able, key=lambda node: (node.get("GPU", 0), node["CPU"]))
+            raise ConfigError(
+                f"a task needs {_amounts(wanted)}, and no node has that (the largest: {_amounts(most)}); ask for less, "
+                "or add a node"
+            )
+        options: dict[str, Any] = {"num_cpus": need.cores, "num_gpus": gpus, "max_retries": RETRIES}
+        self._call = self._ray.remote(**options | ({"memory": need.memory} if need.memory else {}))(_call)
 
     def submit(self, function: Callable[..., Any], *args: Any, name: str = "") -> None:
         """Run ``function(*args)`` on some node; an error of an earlier task is raised here."""
         while len(self._pending) >= self.cores + AHEAD:
-            self._collect()
+            self.wait()
         self._pending[self._send(function, *args)] = name
 
     def _send(self, function: Callable[..., Any], *args: Any) -> Any:
-        need: dict[str, Any] = {"num_cpus": self._need.cores, "num_gpus": self._need.gpus}
-        if self._need.memory:
-            need["memory"] = self._need.memory
-        return self._ray.remote(max_retries=RETRIES, **need)(_call).remote(function, *args)
+        return self._call.remote(function, *args)
 
     def finish(self) -> None:
         """Wait until everything is done."""
         while self._pending:
-            self._collect()
+            self.wait()
 
-    def _collect(self) -> None:
-        done, _ = self._ray.wait(list(self._pending), num_returns=1)
+    def wait(self) -> None:
+        """Wait until at least one task is done, if any is left; an error of a task is raised here."""
+        done, _ = self._ray.wait(list(self._pending), num_returns=1) if self._pending else ([], None)
         for reference in done:
             name = self._pending.pop(reference)
-            self._result(reference)
-            self.ended(name)
+            self.ended(name, self._result(reference))
 
     def _result(self, reference: Any) -> Any:
         errors = self._ray.exceptions
@@ -191,10 +211,11 @@ class RayTasks:
         self._pending.clear()
 
     def __exit__(self, *error: Any) -> None:
-        try:
-            self._cancel()
-        finally:
-            self._close()
+        with self._entered:
+            try:
+                self._cancel()
+            finally:
+                self._close()
 
     def _close(self) -> None:
         if self._ours:
@@ -235,6 +256,12 @@ class RayTasks:
                     yield Ended(job=job, code=code)
 
         return execute
+
+
+def _amounts(resources: Mapping[str, float]) -> str:
+    """``4 cores, 1 GPUs, 8.6 GB``."""
+    parts = [f"{resources.get('CPU', 0):g} cores", f"{resources.get('GPU', 0):g} GPUs"]
+    return ", ".join([*parts, f"{resources.get('memory', 0) / 1e9:.3g} GB"])
 
 
 def _call(function: Callable[..., Any], *args: Any) -> Any:

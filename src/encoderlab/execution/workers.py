@@ -12,6 +12,7 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.synchronize import Event
 from typing import Any, Protocol
 
 from encoderlab.errors import ConfigError, OutOfMemory, Stopped
@@ -24,11 +25,11 @@ def cores() -> int:
 
 class Tasks(Protocol):
     """Runs independent calls somewhere: :class:`Workers` here, :class:`encoderlab.execution.cluster.RayTasks` on a
-    cluster. Functions are those of modules, and write their results to files; ``ended`` is told the name of each call
-    that is done.
+    cluster. Functions are those of modules, and write what is large to files; ``ended`` is told the name and the result
+    of each call that is done.
     """
 
-    ended: Callable[[str], None]
+    ended: Callable[[str, Any], None]
 
     def __enter__(self) -> Any: ...
 
@@ -36,6 +37,9 @@ class Tasks(Protocol):
 
     def submit(self, function: Callable[..., Any], *args: Any, name: str = "") -> None:
         """Run ``function(*args)`` now or soon; an error of an earlier call is raised here."""
+
+    def wait(self) -> None:
+        """Wait until at least one call is done, if any was submitted; an error of a call is raised here."""
 
     def finish(self) -> None:
         """Wait until everything is done."""
@@ -46,7 +50,8 @@ class Workers:
 
     At most two units more than there are workers are submitted at a time, so that the one who reads does not run ahead.
     The workers are spawned, as threads of libraries do not survive a fork, and import nothing of the program that runs,
-    so that it needs no ``if __name__ == "__main__":``. They end with this process, however it ends.
+    so that it needs no ``if __name__ == "__main__":``. They end with this process, however it ends. Each computes with
+    ``threads`` threads, if they are given.
 
     Raises:
         ConfigError: ``number`` is below 1.
@@ -54,50 +59,53 @@ class Workers:
         Stopped: SIGTERM. A process that just dies leaves the semaphores of its workers behind, with a warning.
     """
 
-    def __init__(self, number: int, *, always: bool = False) -> None:
+    def __init__(self, number: int, *, always: bool = False, threads: int | None = None) -> None:
         if number < 1:
             raise ConfigError(f"workers {number}, expected at least 1; leave it out for one per core")
-        self._number, self._here = number, number == 1 and not always
+        self._number, self._here, self._threads = number, number == 1 and not always, threads
         self._pending: dict[Future, str] = {}
-        self.ended: Callable[[str], None] = lambda name: None
+        self.ended: Callable[[str, Any], None] = lambda name, result: None
         self._pool: ProcessPoolExecutor | None = None
+        self._stop: Event
         self._entered = contextlib.ExitStack()
 
     def __enter__(self) -> Workers:
-        self._entered.enter_context(_stopped_by_sigterm())
+        self._entered.enter_context(stopped_by_sigterm())
         return self
 
     def submit(self, function: Callable[..., Any], *args: Any, name: str = "") -> None:
         """Run ``function(*args)`` now or soon; an error of an earlier unit is raised here."""
         if self._here:
-            function(*args)
-            self.ended(name)
+            self.ended(name, function(*args))
             return
         if self._pool is None:
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(self._number, mp_context=context, initializer=_start)
+            self._stop = context.Event()
+            more: dict[str, Any] = {"initializer": _start, "initargs": (self._stop, self._threads)}
+            self._pool = ProcessPoolExecutor(self._number, mp_context=context, **more)
         while len(self._pending) >= self._number + 2:
-            self._collect()
+            self.wait()
         try:
             with _spawning():
-                self._pending[self._pool.submit(function, *args)] = name
+                self._pending[self._pool.submit(_unit, function, *args)] = name
         except BrokenProcessPool:
             raise self._killed() from None
 
     def finish(self) -> None:
         """Wait until everything is done."""
         while self._pending:
-            self._collect()
+            self.wait()
 
-    def _collect(self) -> None:
+    def wait(self) -> None:
+        """Wait until at least one unit is done, if any is left; an error of a unit is raised here."""
         done, _ = wait(self._pending, return_when=FIRST_COMPLETED)
         for future in done:
             name = self._pending.pop(future)
             try:
-                future.result()
+                result = future.result()
             except BrokenProcessPool:
                 raise self._killed() from None
-            self.ended(name)
+            self.ended(name, result)
 
     def _killed(self) -> OutOfMemory:
         fewer = max(1, self._number // 2)
@@ -106,19 +114,27 @@ class Workers:
     def __exit__(self, *error: Any) -> None:
         with self._entered:
             if self._pool is not None:
-                if self._pending and error[0] is not None:  # training stops at this with a checkpoint
+                if self._pending and error[0] is not None:
+                    self._stop.set()  # for units that wait in the pipe of a process, and cannot be taken back
                     for process in list((self._pool._processes or {}).values()):
                         process.terminate()
                 self._pool.shutdown(wait=True, cancel_futures=True)
 
 
 _STOPS = (signal.SIGINT, signal.SIGTERM)
+_stop: Event | None = None  # in a worker: whether its parent wants no more work
 
 
-def _start() -> None:
+def _start(stop: Event | None = None, threads: int | None = None) -> None:
+    global _stop
+    _stop = stop
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    if threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(threads)  # torch reads it when it is imported
     for number in _STOPS:  # they reach the whole group; this process is told by its parent
         signal.signal(number, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)  # as they were at the parent while it started this one
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -127,6 +143,14 @@ def _start() -> None:
         os._exit(1)
 
     threading.Thread(target=follow, daemon=True).start()
+
+
+def _unit(function: Callable[..., Any], *args: Any) -> Any:
+    """``function(*args)`` in a worker. Where its parent is stopped, so is this: training ends with a checkpoint."""
+    with stopped_by_sigterm():
+        if _stop is not None and _stop.is_set():
+            raise Stopped("stopped before it began; run the same command again to continue")
+        return function(*args)
 
 
 def run_all(function: Callable[[Any], Any], items: Sequence[Any], *, workers: int) -> Iterator[Any]:
@@ -157,7 +181,9 @@ def _spawning() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _stopped_by_sigterm() -> Iterator[None]:
+def stopped_by_sigterm() -> Iterator[None]:
+    """While it lasts, SIGTERM raises :class:`encoderlab.errors.Stopped` in the main thread."""
+
     def stop(number: int, frame: object) -> None:
         raise Stopped("stopped by SIGTERM; run the same command again to continue", signal=number)
 

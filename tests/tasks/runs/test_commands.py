@@ -107,7 +107,7 @@ def test_what_is_no_file_is_told_so(tmp_path, tiny, capsys):
     data, out = reviews(tmp_path / "reviews.csv"), tmp_path / "run"
     run(capsys, "finetune", data, "--model", tiny, "--out", out, "--seeds", 1, "--epochs", 1)
     assert "none.csv: no such file; give labelled data" in messages(capsys, 2, "evaluate", out, tmp_path / "none.csv")
-    assert "is a folder; give a file, or texts" in messages(capsys, 3, "predict", out, tmp_path)
+    assert "need a folder for what is made of them; give --out" in messages(capsys, 2, "predict", out, tmp_path)
     assert "is a folder; name a file to write" in messages(capsys, 2, "predict", out, data, "--out", tmp_path)
     said = messages(capsys, 2, "evaluate", out, data, "--submission", tmp_path / "submission")
     assert "reviews: has no leaderboard; leave out --submission" in said

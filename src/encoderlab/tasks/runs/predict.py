@@ -247,11 +247,20 @@ def record(
     return plain
 
 
+def identity(predictor: Predictor) -> str:
+    """A hash of the model with its settings, which distinguishes its predictions for a text from those of others."""
+    return hashlib.sha256(repr(_identity(predictor)).encode()).hexdigest()
+
+
+def _identity(predictor: Predictor) -> list[Any]:
+    form = predictor.form
+    return [weights_hash(predictor.model), form.settings, form.head_labels()]
+
+
 def _key(predictor: Predictor, path: Path, task: Task, chunk: int, besides: Sequence[str]) -> str:
     """A hash of everything that determines the predictions of a file; for the file itself, path, size and time of
     change.
     """
     size, changed = path.stat().st_size, path.stat().st_mtime_ns
-    form = predictor.form
-    parts = [weights_hash(predictor.model), form.settings, form.head_labels(), task.layouts]
+    parts = [*_identity(predictor), task.layouts]
     return hashlib.sha256(repr([*parts, str(path.resolve()), size, changed, chunk, *besides]).encode()).hexdigest()[:12]

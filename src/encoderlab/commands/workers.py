@@ -1,0 +1,148 @@
+"""Options of verbs whose work can run in several processes, or on a cluster, and their many input files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cyclopts import Parameter
+
+from encoderlab.commands.terminal import note, progress
+from encoderlab.errors import ConfigError, DataError
+from encoderlab.execution.cluster import Need, tasks_on
+from encoderlab.execution.outputs import Make, Outputs, make_outputs
+from encoderlab.execution.workers import Tasks, Workers, cores
+from encoderlab.files import held_folder
+
+NAMED = 3  # files that an error lists
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions:
+    """Where independent work runs.
+
+    Parameters
+    ----------
+    workers
+        Number of processes. Default: one, with all cores.
+    on
+        Where the work is done: `local` (this machine), `ray` or `ray=ADDRESS` (a Ray cluster that sees the same files).
+    threads
+        Threads of each process, and cores of a task on Ray. Default: the cores divided by --workers; on Ray 1.
+    gpus
+        GPUs of a task on Ray. Default: 1 where the cluster has any.
+    memory
+        Gigabytes of memory of a task on Ray. Default: not counted.
+    """
+
+    workers: int | None = None
+    on: str = "local"
+    threads: int | None = None
+    gpus: float | None = None
+    memory: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "threads"):
+            if (number := getattr(self, name)) is not None and number < 1:
+                raise ConfigError(f"--{name} {number} is not positive; give at least 1")
+        for name in ("gpus", "memory"):
+            if (amount := getattr(self, name)) is None:
+                continue
+            if not 0 <= amount < float("inf"):
+                raise ConfigError(f"--{name} {amount:g} is not a size; give a number such as 1")
+            if self.on == "local":
+                raise ConfigError(f"--{name} is for --on ray, which gives each task what it needs; leave it out")
+
+    @property
+    def several(self) -> bool:
+        """Whether other processes than this one work."""
+        return self != HERE
+
+    def tasks(self, sees: Sequence[Path]) -> Tasks:
+        """What runs the work; every node of a cluster must see the files and folders ``sees``."""
+        if not self.several:
+            return Workers(1)
+        workers = self.workers or (1 if self.on == "local" else None)
+        threads = self.threads or (max(1, cores() // workers) if workers and self.on == "local" else 1)
+        need = Need(cores=threads, gpus=self.gpus, memory=int((self.memory or 0) * 1e9))
+        return tasks_on(self.on, workers=workers, need=need, sees=sees)
+
+
+HERE = WorkerOptions()
+
+
+def listed(places: Sequence[Path], suffix: str) -> dict[str, Path]:
+    """Every file among ``places``, and below the folders among them, by the name of its output: its path in its
+    folder, or its name, with ``suffix`` added. Hidden files are left out.
+
+    Raises:
+        ConfigError: two files with the same name.
+        DataError: no such file, or no files.
+    """
+    files: dict[str, Path] = {}
+    for place in places:
+        if not place.exists():
+            raise DataError(f"{place}: no such file; give files, or a folder")
+        if place.is_dir():
+            inside = [path for path in place.rglob("*") if path.is_file()]
+            names = {path.relative_to(place).as_posix(): path for path in sorted(inside)}
+        else:
+            names = {place.name: place}
+        for name, path in names.items():
+            if any(part.startswith(".") for part in Path(name).parts):
+                continue
+            if (other := files.setdefault(name + suffix, path)) != path:
+                raise ConfigError(f"{other} and {path} have the same name; give a folder that has both")
+    if not files:
+        raise DataError(f"{places[0]}: has no files; give files, or a folder that has some")
+    return files
+
+
+def for_each_file(
+    make: Make,
+    places: Sequence[Path],
+    out: Path | None,
+    options: WorkerOptions,
+    *,
+    suffix: str,
+    asked: Mapping[str, Any],
+    title: str,
+    sees: Sequence[Path] = (),
+) -> Outputs:
+    """Make an output in the folder ``out`` of each file among ``places``, and print what was noticed.
+
+    Raises:
+        ConfigError, DataError: wrong folders; or at the end, if some files failed.
+    """
+    inputs = listed(places, suffix)
+    if out is None:
+        raise ConfigError(f"{len(inputs)} files need a folder for what is made of them; give --out FOLDER")
+    check_folders(places, out)
+    with held_folder(out), options.tasks([out, *places, *sees]) as tasks, progress(title) as show:
+        done = make_outputs(make, inputs, out, tasks, asked=asked, progress=show)
+    for remark, names in done.remarks.items():
+        more = f" and {len(names) - 1:,} more files" if len(names) > 1 else ""
+        note(f"{names[0].removesuffix(suffix)}{more}: {remark}")
+    if done.kept:
+        note(f"{done.kept:,} of {len(inputs):,} files were done before")
+    if done.failed:
+        for why in done.failed.values():
+            note(f"failed: {why}")
+        some = "; ".join(list(done.failed.values())[:NAMED]) + ("; ..." if len(done.failed) > NAMED else "")
+        raise DataError(
+            f"{len(done.failed):,} of {len(inputs):,} files failed ({some}); the others are in {out}; mend these, and "
+            "run the same command again"
+        )
+    return done
+
+
+def check_folders(places: Sequence[Path], out: Path) -> None:
+    """Refuse an output folder that is a file, an input, or below an input folder, where it would be read next time."""
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out}: is a file; name a folder, for one output for each file")
+    for place in places:
+        if place.is_dir() and out.resolve().is_relative_to(place.resolve()):
+            raise ConfigError(f"--out {out}: lies in {place}, whose files are read; give another --out")

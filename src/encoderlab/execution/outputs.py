@@ -1,0 +1,197 @@
+"""One output for each of many files, made by tasks; what is finished is verified by its hash and not made again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from encoderlab.errors import ConfigError, EncoderlabError, OutOfMemory, Stopped
+from encoderlab.execution.workers import Tasks
+from encoderlab.files import sha256
+
+log = logging.getLogger(__name__)
+
+RECORD = "files.jsonl"  # in the output folder: what was asked for, then a line for every finished file
+
+
+class Make(Protocol):
+    """Makes the file ``out`` of the file ``source``, whole or not at all, and returns facts about it; ``say`` takes
+    remarks. It travels to other processes.
+    """
+
+    def __call__(self, source: Path, out: Path, say: Callable[[str], None]) -> Mapping[str, Any]: ...
+
+
+@dataclass(kw_only=True)
+class Outputs:
+    """What became of the files, by the names of their outputs.
+
+    Attributes:
+        facts: what :class:`Make` returned, of finished files, also those of earlier sessions.
+        kept: how many of them were there already.
+        failed: why the others failed.
+        remarks: remarks, each with the names of the files that it was made about.
+    """
+
+    facts: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    kept: int = 0
+    failed: dict[str, str] = field(default_factory=dict)
+    remarks: dict[str, list[str]] = field(default_factory=dict)
+
+
+def make_outputs(
+    make: Make,
+    inputs: Mapping[str, Path],
+    out: Path,
+    tasks: Tasks,
+    *,
+    asked: Mapping[str, Any],
+    progress: Callable[[str, int, int | None], None],
+) -> Outputs:
+    """Make the missing outputs in ``out``, which its caller locks, the largest inputs first.
+
+    A file that fails is in ``failed``, and the others are made. An output that has changed, or whose input has, is
+    made again, with a warning.
+
+    Args:
+        inputs: the file that each output, by its path in ``out``, is made of.
+        asked: what all outputs depend on besides their inputs, as plain data.
+
+    Raises:
+        ConfigError: the folder has outputs that were asked for otherwise, or other files.
+        OutOfMemory, Stopped: the same call continues.
+    """
+    known = _claim(out, asked)
+    done = Outputs()
+    for name, source in inputs.items():
+        if (entry := known.get(name)) is not None and _is_kept(out / name, source, entry):
+            done.facts[name] = entry["facts"]
+    done.kept = len(done.facts)
+    todo = sorted((name for name in inputs if name not in done.facts), key=lambda name: -_size(inputs[name]))
+    with (out / RECORD).open("ab") as record:
+        if not record.tell():
+            record.write(_line(asked))
+
+        def ended(name: str, result: Mapping[str, Any]) -> None:
+            for remark in result["remarks"]:
+                done.remarks.setdefault(remark, []).append(name)
+            if "failed" in result:
+                done.failed[name] = result["failed"]
+            else:
+                done.facts[name] = result["facts"]
+                record.write(_line({"output": name, **{key: result[key] for key in ("input", "sha256", "facts")}}))
+                record.flush()
+            progress("files", len(done.facts) + len(done.failed), len(inputs))
+
+        progress("files", done.kept, len(inputs))
+        tasks.ended = ended
+        for name in todo:
+            tasks.submit(_make, make, inputs[name], out / name, name=name)
+        tasks.finish()
+    return done
+
+
+def _claim(out: Path, asked: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What the record says of the outputs in ``out``, by name; refuses the folder of something else."""
+    if not (out / RECORD).exists() and (strangers := sorted(one.name for one in out.iterdir())):
+        raise ConfigError(f"{out}: is not empty (it has {strangers[0]!r}) and has no {RECORD}; give another --out")
+    begun, *entries = _read(out / RECORD) or [dict(asked)]
+    if other := [key for key, value in asked.items() if begun.get(key) != value]:
+        raise ConfigError(
+            f"{out}: holds files that were made with another {other[0]}; give another --out, or delete it"
+        )
+    for leftover in out.rglob(".*.tmp"):  # of a process that was killed
+        leftover.unlink(missing_ok=True)
+    return {entry["output"]: entry for entry in entries}
+
+
+def _make(make: Make, source: Path, out: Path) -> dict[str, Any]:
+    """Make one output: its hash, that of its input, and facts; or why it failed."""
+    remarks: list[str] = []
+    with _logged(remarks):
+        try:
+            digest = sha256(source)
+            out.parent.mkdir(parents=True, exist_ok=True)
+            facts = make(source, out, remarks.append)
+            made = {"input": digest, "sha256": sha256(out), "facts": dict(facts)}
+        except (OutOfMemory, Stopped):
+            raise
+        except EncoderlabError as error:
+            made = {"failed": str(error)}
+        except OSError as error:
+            if error.filename != str(source):  # of the output: a full disk, perhaps
+                raise
+            made = {"failed": f"{source}: {error.strerror}"}
+    names = (f"{source}: ", f"{source.name}: ")
+    return made | {"remarks": [_without(remark, names) for remark in remarks]}
+
+
+def _without(text: str, beginnings: tuple[str, ...]) -> str:
+    for beginning in beginnings:
+        text = text.removeprefix(beginning)
+    return text
+
+
+@contextlib.contextmanager
+def _logged(lines: list[str]) -> Iterator[None]:
+    """While it lasts, what the package logs is added to ``lines`` instead of being shown."""
+    logger = logging.getLogger("encoderlab")
+    handler = logging.Handler(logging.INFO)
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    before, level, passes = logger.handlers, logger.level, logger.propagate
+    logger.handlers, logger.propagate = [handler], False
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.handlers, logger.propagate = before, passes
+        logger.setLevel(level)
+
+
+def _is_kept(out: Path, source: Path, entry: Mapping[str, Any]) -> bool:
+    """Whether an output of an earlier session is whole, and still that of its input."""
+    if not out.exists():
+        log.warning("%s: is gone; made again", out)
+        return False
+    if sha256(out) != entry["sha256"]:
+        log.warning("%s: has changed since it was written; made again", out)
+        return False
+    if sha256(source) != entry["input"]:
+        log.warning("%s: has changed since; %s is made again", source, out)
+        return False
+    return True
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:  # its task says so
+        return 0
+
+
+def _line(entry: Mapping[str, Any]) -> bytes:
+    return (json.dumps(entry, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    """The lines of the record; it is cut before a torn or damaged one."""
+    entries: list[dict[str, Any]] = []
+    size = 0
+    for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
+        try:
+            entry = json.loads(line)
+            assert line.endswith(b"\n") and isinstance(entry, dict)
+            assert not entries or {"output", "input", "sha256", "facts"} == entry.keys()
+        except (ValueError, AssertionError):
+            log.warning("%s: is damaged after line %d; what is missing is made again", path, len(entries))
+            with path.open("r+b") as file:
+                file.truncate(size)
+            break
+        entries.append(entry)
+        size += len(line)
+    return entries
