@@ -109,7 +109,7 @@ def encode(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Encoding:
+class EncodeFile:
     """Encodes files one after the other with a model that every process loads once.
 
     ``identity`` is the hash of the model's weights as the first process sees it.
@@ -146,7 +146,7 @@ def _encode_files(
     which, width = weights_hash(network), network.config.encoder.width
     del network
     done = for_each_file(
-        Encoding(model=model, identity=which, pooling=pooling),
+        EncodeFile(model=model, identity=which, pooling=pooling),
         files,
         out,
         options,

@@ -283,7 +283,7 @@ def _places(words: Sequence[str], out: Path | None) -> list[Path] | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Labelling:
+class PredictFile:
     """Labels files one after the other with a model that every process loads once.
 
     ``identity`` is the model's as the first process sees it.
@@ -339,7 +339,7 @@ def _predict_files(
     which = identity(predictor_of(model, note))  # of a wrong model it is said once, before any work
     given = {"text": text, "pair": pair, "with": list(besides)}
     done = for_each_file(
-        Labelling(model=model, identity=which, text=text, pair=pair, besides=tuple(besides)),
+        PredictFile(model=model, identity=which, text=text, pair=pair, besides=tuple(besides)),
         places,
         out,
         options,
