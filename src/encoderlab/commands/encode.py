@@ -142,7 +142,7 @@ def _encode_files(
     """Write the vectors of every file into a folder."""
     from encoderlab.model import weights_hash
 
-    network = _load(model)  # of a wrong model it is said once, before any work
+    network = _load(model)  # a wrong model is refused before any work
     which, width = weights_hash(network), network.config.encoder.width
     del network
     done = for_each_file(

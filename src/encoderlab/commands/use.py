@@ -336,7 +336,7 @@ def _predict_files(
     from encoderlab.tasks.runs.apply import predictor_of
     from encoderlab.tasks.runs.predict import identity
 
-    which = identity(predictor_of(model, note))  # of a wrong model it is said once, before any work
+    which = identity(predictor_of(model, note))  # a wrong model is refused before any work
     given = {"text": text, "pair": pair, "with": list(besides)}
     done = for_each_file(
         PredictFile(model=model, identity=which, text=text, pair=pair, besides=tuple(besides)),
