@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import typing
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import Field
 
-from encoderlab.config import from_dict, override, parse_value, read_file, to_dict
+from encoderlab.config import Bounded, Count, Rate, _has_bounds, from_dict, override, parse_value, read_file, to_dict
 from encoderlab.errors import ConfigError
-from encoderlab.train.recipe import Training
+from encoderlab.study.file import Study
+from encoderlab.tasks.runs.finetune import FinetuneRecipe
+from encoderlab.train.recipe import Recipe, Training
 from encoderlab.train.schedule import Polynomial
 
 
@@ -43,10 +47,10 @@ class Pen:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawing:
+class Drawing(Bounded):
     title: str
     note: str | None = None
-    pages: int = 1
+    pages: Count = 1
     colour: Literal["black", "white"] = "black"
     shown: bool = True
     shape: Shape = Circle()
@@ -54,10 +58,8 @@ class Drawing:
     pen: Pen | None = None
     layers: tuple[Shape, ...] = ()
     options: tuple[tuple[int, float], ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.pages < 1:
-            raise ConfigError(f"pages {self.pages} is not positive; give at least 1")
+    size: Annotated[float, Field(gt=0, le=99_999)] | None = 2.5
+    margins: tuple[Rate, ...] = ()
 
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
@@ -171,7 +173,10 @@ def test_a_choice_is_made_by_its_kind() -> None:
         ({"pages.first": 1}, "--set: unknown key 'pages.first'; nothing lies below it"),
         ({"pages": "many"}, "--set: pages: Input should be a valid integer"),
         ({"pages": "2.5"}, "(got 2.5)"),
-        ({"pages": "0"}, "pages 0 is not positive; give at least 1"),
+        ({"pages": "0"}, "--set: pages is 0; give at least 1"),
+        ({"size": "0"}, "--set: size is 0; give more than 0, such as 2.5, or null"),
+        ({"size": ".inf"}, "--set: size is inf; give at most 99,999, such as 2.5, or null"),
+        ({"margins": "[0, 1]"}, "--set: margins.1 is 1; give less than 1"),
         ({"colour": "red"}, "--set: colour: Input should be 'black' or 'white' (got 'red')"),
         ({"shape.radius": "wide"}, "--set: shape.radius: Input should be a valid number"),
         ({"shape": "circle"}, "--set: shape: Input should be a mapping of fields to values (got 'circle')"),
@@ -301,3 +306,28 @@ def test_another_kind_has_its_own_defaults_also_deeper(caplog: pytest.LogCapture
         "--set: content.kind changes content.pen.kind from ink to lead",
         "--set: content.kind changes content.shape.kind from circle to square",
     ]
+
+
+def test_bounds_are_checked_in_python_too() -> None:
+    for wrong in ({"pages": 0}, {"size": 0.0}, {"margins": (0.5, -1)}):
+        with pytest.raises(ConfigError, match=f"^{next(iter(wrong))}.* is .*; give "):
+            Drawing(title="a", **wrong)
+    assert Drawing(title="a", size=None, margins=(0, 0.9)).pages == 1
+
+
+def reached(hint: Any, seen: set[type]) -> set[type]:
+    """The dataclasses that a value of type ``hint`` may hold."""
+    if is_dataclass(hint) and hint not in seen:
+        seen.add(hint)
+        for inner in typing.get_type_hints(hint).values():
+            reached(inner, seen)
+    for inner in typing.get_args(hint):
+        reached(inner, seen)
+    return seen
+
+
+def test_every_dataclass_of_a_recipe_with_bounds_checks_them() -> None:
+    for kind in (parts := reached(tuple[Recipe, FinetuneRecipe, Study], set())):
+        bounds = any(map(_has_bounds, typing.get_type_hints(kind, include_extras=True).values()))
+        assert issubclass(kind, Bounded) or not bounds, kind
+    assert len(parts) > 50

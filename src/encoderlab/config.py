@@ -12,24 +12,55 @@ import dataclasses
 import functools
 import json
 import logging
-import math
 import reprlib
 import types
 import typing
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from encoderlab.errors import ConfigError, nearest
 
 T = TypeVar("T")
+
+# Types of numbers in settings; pydantic refuses values out of bounds.
+Count = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Rate = Annotated[float, Field(ge=0, lt=1)]  # of dropout, or of decay towards old values
+Share = Annotated[float, Field(ge=0, le=1)]
+PositiveShare = Annotated[float, Field(gt=0, le=1)]
+OpenShare = Annotated[float, Field(gt=0, lt=1)]
+LIMITS = {  # pydantic's types of errors: what to give instead
+    "greater_than": "more than {gt:,}",
+    "greater_than_equal": "at least {ge:,}",
+    "less_than": "less than {lt:,}",
+    "less_than_equal": "at most {le:,}",
+    "finite_number": "a finite number",
+    "too_short": "at least {min_length} entry",
+}
+
 LARGEST_FILE = 1 << 20  # bytes in a file of settings
 MOST_VALUES, DEEPEST = 100_000, 100  # in one file, with repeated parts counted each time
 log = logging.getLogger(__name__)
+
+
+class Bounded:
+    """Base of dataclasses with fields of bounded types, such as :data:`Count`: checked however they are made.
+
+    Raises:
+        ConfigError: a value is out of bounds; the message names the field and what to give.
+    """
+
+    def __post_init__(self) -> None:
+        option: Any = type(self)
+        for name, hint in _bounded_fields(option).items():
+            _validated(hint, getattr(self, name), "", name, inside=option)
 
 
 def to_dict(value: Any) -> Any:
@@ -77,22 +108,37 @@ def _read(hint: Any, data: Any, where: str, path: str = "") -> Any:
     return _validated(option, values, where, path)
 
 
-def _validated(hint: Any, value: Any, where: str, path: str) -> Any:
-    """``value`` checked by pydantic; its first error becomes a ConfigError with the path of the field."""
+def _validated(hint: Any, value: Any, where: str, path: str, inside: Any = None) -> Any:
+    """``value`` checked by pydantic; its first error becomes a ConfigError with the path of the field.
+
+    ``inside``: the dataclass whose field is checked; None where ``value`` is a whole one.
+    """
     try:
         return _adapter(hint).validate_python(value)
     except ValidationError as error:
         first = error.errors()[0]
         # The path: field names and list indices, without the names of union members.
         place = [str(part) for i, part in enumerate(first["loc"]) if i == 0 or isinstance(part, int)]
+        name = path if inside else "".join(place[:1])
         path = ".".join([path, *place]).strip(".")
         if first["type"] == "missing":
             raise ConfigError(f"{where}: key {path!r} is missing") from None
+        prefix = ": ".join(part for part in (where, path) if part)
+        if first["type"] in LIMITS:
+            limit = LIMITS[first["type"]].format(**first.get("ctx", {})).removesuffix(".0")
+            others = _other_values(inside or hint, name)
+            raise ConfigError(f"{prefix} is {first['input']}; give {limit}{others}") from None
         message = first["msg"].removeprefix("Value error, ")
         if first["type"] == "dataclass_type":
             message = "Input should be a mapping of fields to values"
-        prefix = f"{where}: {path}" if path else where
         raise ConfigError(f"{prefix}: {message} (got {reprlib.repr(first['input'])})") from None
+
+
+def _other_values(option: Any, name: str) -> str:
+    """A clause with values that a field of the dataclass ``option`` may have: ``, such as 0.1, or null``."""
+    default = next((field.default for field in dataclasses.fields(option) if field.name == name), None)
+    usual = f", such as {default:g}" if isinstance(default, float) and default else ""
+    return usual + (", or null" if types.NoneType in _alternatives(_field_hints(option)[name]) else "")
 
 
 def _chosen(options: dict[str | None, Any], data: dict, where: str, path: str) -> Any:
@@ -313,43 +359,6 @@ def _problem(error: Exception) -> str:
     return f": {' '.join(str(error).split())}"
 
 
-def check_least(config: object, least: int, *names: str) -> None:
-    """Refuse fields below ``least`` or not finite; None is allowed.
-
-    Raises:
-        ConfigError: names the field.
-    """
-    for name in names:
-        value = getattr(config, name)
-        if value is not None and not least <= value < math.inf:
-            wrong = f"below {least}" if value < least else "not finite"
-            raise ConfigError(f"{name} {value} is {wrong}; give at least {least}")
-
-
-def check_most(config: object, most: int, *names: str) -> None:
-    """Refuse fields above ``most``; None is allowed.
-
-    Raises:
-        ConfigError: names the field.
-    """
-    for name in names:
-        value = getattr(config, name)
-        if value is not None and value > most:
-            raise ConfigError(f"{name} {value} is above {most:,}; give at most {most:,}")
-
-
-def check_shares(config: object, *names: str) -> None:
-    """Refuse fields outside [0, 1), such as rates of dropout; None is allowed.
-
-    Raises:
-        ConfigError: names the field.
-    """
-    for name in names:
-        value = getattr(config, name)
-        if value is not None and not 0 <= value < 1:
-            raise ConfigError(f"{name} is {value}; give a number from 0 up to, not including, 1")
-
-
 # Type hints of a field, of an entry of a list, or of the whole configuration.
 
 
@@ -396,6 +405,18 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
 def _field_hints(option: Any) -> dict[str, Any]:
     hints = typing.get_type_hints(option)
     return {field.name: hints[field.name] for field in dataclasses.fields(option)}
+
+
+@functools.cache
+def _bounded_fields(option: Any) -> dict[str, Any]:
+    """The fields of a dataclass whose types have bounds, with these types."""
+    hints = typing.get_type_hints(option, include_extras=True)
+    names = (field.name for field in dataclasses.fields(option))
+    return {name: hints[name] for name in names if _has_bounds(hints[name])}
+
+
+def _has_bounds(hint: Any) -> bool:
+    return typing.get_origin(hint) is Annotated or any(map(_has_bounds, typing.get_args(hint)))
 
 
 @functools.cache

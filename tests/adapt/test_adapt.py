@@ -245,7 +245,7 @@ def test_held_out_text_is_decided_by_the_document_alone(place: Path, tmp_path: P
     ("change", "code", "part"),
     [
         (["--vocabulary", "more"], 2, "give keep, new, or extend:2000"),
-        (["--replay-share", "1"], 2, "is not a share below 1"),
+        (["--replay-share", "1"], 2, "replay_share is 1.0; give less than 1, such as 0.1"),
         (["--task", "none.csv"], 2, "no such file"),
         (["--pairs", "none"], 3, "no such file or folder"),
         (["TEXT", "ten.txt"], 3, "too few to adapt to"),

@@ -208,7 +208,7 @@ def test_a_row_shorter_than_its_quota_keeps_half_of_its_tokens(length: int) -> N
 
 @pytest.mark.parametrize("name", ["count", "longest", "context", "block"])
 def test_targets_of_nothing_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{name} 0 of the targets is below 1"):
+    with pytest.raises(ConfigError, match=f"^{name} is 0; give at least 1"):
         Targets(**{name: 0})
 
 

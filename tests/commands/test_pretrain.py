@@ -34,7 +34,7 @@ def test_the_option_wins_over_a_budget_that_is_set() -> None:
 def test_a_dry_run_refuses_what_a_run_refuses() -> None:
     with pytest.raises(ConfigError, match="mask_vector and an LM head"):
         resolved("model.lm=null", "model.mask_vector=false", name="xlnet-mini")
-    with pytest.raises(ConfigError, match="micro_rows -1 is not positive"):
+    with pytest.raises(ConfigError, match="execution.micro_rows is -1; give at least 1"):
         resolved("execution.micro_rows=-1", name="bert-mini")
 
 
@@ -68,7 +68,7 @@ def test_a_family_cannot_be_renamed() -> None:
     ],
 )
 def test_impossible_sizes_are_refused_at_once(assignment: str) -> None:
-    with pytest.raises(ConfigError, match="is above .*; give at most"):
+    with pytest.raises(ConfigError, match="is [0-9]+; give at most"):
         resolved(assignment)
 
 

@@ -380,7 +380,7 @@ def test_more_layers_than_weights_are_refused_before_they_are_laid_out(bert: tup
     configure(bert[1], num_hidden_layers=1000)
     refused(bert[1], "has 1,000 blocks of layers")
     configure(bert[1], num_hidden_layers=2**31 - 1)
-    refused(bert[1], "layers 2147483647 is above 1,000")
+    refused(bert[1], "layers is 2147483647; give at most 1,000")
 
 
 def test_two_heads_under_two_names(tmp_path: Path) -> None:

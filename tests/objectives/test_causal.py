@@ -89,7 +89,7 @@ def test_rows_that_are_no_streams(vocabulary) -> None:
 
 def test_senseless_memory_is_refused(vocabulary) -> None:
     for name in ("memory", "evaluation_memory"):
-        with pytest.raises(ConfigError, match=f"^{name} -1 is negative"):
+        with pytest.raises(ConfigError, match=f"^{name} is -1; give at least 0"):
             CausalSettings(**{name: -1})
         absolute = Model(resized(small("bert-base-ltr"), layers=1))
         with pytest.raises(ConfigError, match="memory needs relative positions"):

@@ -105,8 +105,8 @@ def test_senseless_settings_are_refused(vocabulary) -> None:
     [
         ({"hidden_weight": 1.0}, "pairs of layers"),
         (ALONE, "all of .* are 0, which trains nothing"),
-        ({"mlm_weight": -1.0}, "mlm_weight -1.0 is negative"),
-        ({"temperature": 0.0}, "temperature 0.0 is not positive"),
+        ({"mlm_weight": -1.0}, "^mlm_weight is -1.0; give at least 0"),
+        ({"temperature": 0.0}, "^temperature is 0.0; give more than 0"),
         ({"attention_weight": 1.0, "match": ((1, 0),)}, "pair \\[1, 0\\] compares attention"),
         ({"attention_weight": 1.0, "match": ((0, 1),)}, "has no attention"),
     ],

@@ -137,7 +137,7 @@ def test_batch_split_gives_the_same_loss(vocabulary) -> None:
 
 def test_negative_memory_is_refused() -> None:
     for name in ("memory", "reuse"):
-        with pytest.raises(ConfigError, match=f"^{name} -1 is negative"):
+        with pytest.raises(ConfigError, match=f"^{name} is -1; give at least 0"):
             PermutationSettings(**{name: -1})
 
 

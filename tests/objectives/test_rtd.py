@@ -161,7 +161,7 @@ def test_a_norm_of_two_widths_is_not_shared(rows, vocabulary) -> None:
 @pytest.mark.parametrize("given", [{"generator_weight": -1}, {"discriminator_weight": -1}, {"temperature": 0}])
 def test_senseless_settings_are_refused(given: dict[str, float]) -> None:
     name, value = next(iter(given.items()))
-    with pytest.raises(ConfigError, match=f"^{name} {value} is "):
+    with pytest.raises(ConfigError, match=f"^{name} is {value}; give "):
         RTDSettings(**given)
 
 

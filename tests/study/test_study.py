@@ -250,7 +250,7 @@ def test_the_page_is_whole(whole: tuple[dict[str, Any], str, list[str]]) -> None
         ({"baseline": "fewer"}, "there is no arm 'fewer'; did you mean 'few'"),
         ({"claims": [{"better": "few", "than": "many", "by": "glue"}]}, "there is no measure 'glue'"),
         ({"tune": {"field": "optim.kind"}}, "tune.field 'optim.kind' is 'adamw', expected a number"),
-        ({"tune": {"factors": []}}, "expected different numbers above 0"),
+        ({"tune": {"factors": []}}, "give different numbers above 0"),
         ({"measures": [{"kind": "pairs", "data": ["absent.txt"]}]}, "absent.txt: no such file"),
         ({"measures": [{"kind": "finetune", "task": "colla", "data": "."}]}, "colla"),
         ({"measures": [{"kind": "glue"}]}, "unknown kind 'glue'"),

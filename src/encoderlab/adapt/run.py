@@ -29,7 +29,7 @@ from encoderlab.adapt import measure
 from encoderlab.adapt.recipe import recipe_of
 from encoderlab.adapt.text import SourceText, read, split
 from encoderlab.adapt.vocabulary import extend, retrain, rows, transplant
-from encoderlab.config import override, to_dict
+from encoderlab.config import Bounded, Count, Positive, Rate, override, to_dict
 from encoderlab.corpus.assemble import Selection
 from encoderlab.corpus.build import BuildSettings, GivenTokenizer, Progress, build_corpus
 from encoderlab.corpus.sealed import ORIGIN, Damaged, digest, file_hash, read_record, write_record
@@ -62,7 +62,7 @@ SAMPLE = 8_000_000  # characters that a vocabulary is made of
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaptationPlan:
+class AdaptationPlan(Bounded):
     """What an adaptation is to do.
 
     Args:
@@ -81,20 +81,17 @@ class AdaptationPlan:
     model: str
     text: tuple[str, ...]
     replay: tuple[str, ...] = ()
-    replay_share: float = 0.1
+    replay_share: Rate = 0.1
     vocabulary: str = "keep"
-    passes: float = 3.0
+    passes: Positive = 3.0
     pairs: tuple[str, ...] = ()
     task: str | None = None
-    seeds: int = 3
+    seeds: Count = 3
     seed: int = 1
     fields: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        if not 0 <= self.replay_share < 1:
-            raise ConfigError(f"--replay-share {self.replay_share:g} is not a share below 1; give 0.1, say")
-        if not self.passes > 0 or self.seeds < 1:
-            raise ConfigError(f"--passes {self.passes:g} and --seeds {self.seeds} must be above 0")
+        super().__post_init__()
         self.added  # noqa: B018 (refused now if it cannot be read)
 
     @cached_property

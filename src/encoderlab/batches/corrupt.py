@@ -19,11 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import Field
 
 from encoderlab.batches.rows import Row
+from encoderlab.config import Bounded, Count, NonNegative, OpenShare
 from encoderlab.errors import ConfigError
 from encoderlab.ranges import aranges, offsets
 from encoderlab.seeds import derive, uniform
@@ -49,7 +51,7 @@ class Words:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NGrams:
+class NGrams(Bounded):
     """Runs of n whole words, n = 1 .. longest with p(n) proportional to 1/n (ALBERT, section 4.1, equation 5;
     Erlangshen).
 
@@ -58,14 +60,11 @@ class NGrams:
     """
 
     kind: Literal["ngrams"] = "ngrams"
-    longest: int = 3
-
-    def __post_init__(self) -> None:
-        _check_longest(self.longest)
+    longest: Count = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class WindowedNGrams:
+class WindowedNGrams(Bounded):
     """DeBERTa's rule: one n-gram in each window of n * int(1/rate) words, n as for :class:`NGrams`.
 
     Windows run from left to right until the count is reached. More regular than NGrams, but the last tokens of a row
@@ -75,31 +74,23 @@ class WindowedNGrams:
     """
 
     kind: Literal["windowed_ngrams"] = "windowed_ngrams"
-    longest: int = 3
-
-    def __post_init__(self) -> None:
-        _check_longest(self.longest)
+    longest: Count = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spans:
+class Spans(Bounded):
     """Runs of whole words, lengths geometric within 1 .. ``longest`` (SpanBERT, Joshi et al. 2020, section 3.1).
 
     ``success`` is the parameter of the geometric distribution.
     """
 
     kind: Literal["spans"] = "spans"
-    success: float = 0.2
-    longest: int = 10
-
-    def __post_init__(self) -> None:
-        _check_longest(self.longest)
-        if not 0 < self.success < 1:
-            raise ConfigError(f"success {self.success} is not between 0 and 1; give a probability, such as 0.2")
+    success: OpenShare = 0.2
+    longest: Count = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class RareTokens:
+class RareTokens(Bounded):
     """Single tokens without replacement, with weights count^-power: rare tokens more often (XLM, DistilBERT).
 
     The original draws over the whole batch; here each row draws its own share, so that a row's masks do not depend on
@@ -107,23 +98,14 @@ class RareTokens:
     """
 
     kind: Literal["rare_tokens"] = "rare_tokens"
-    power: float = 0.7
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.power <= 10:
-            raise ConfigError(f"power {self.power} of token counts is not from 0 to 10; 0.7 is XLM's and DistilBERT's")
-
-
-def _check_longest(longest: int) -> None:
-    if longest < 1:
-        raise ConfigError(f"longest {longest} allows no words in a run; give at least 1")
+    power: Annotated[float, Field(ge=0, le=10)] = 0.7
 
 
 Unit = Tokens | Words | NGrams | WindowedNGrams | Spans | RareTokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class Masking:
+class Masking(Bounded):
     """Which tokens are chosen, how many, and what replaces them.
 
     Args:
@@ -143,24 +125,20 @@ class Masking:
     """
 
     unit: Unit = Tokens()
-    rate: float = 0.15
-    final_rate: float | None = None
+    rate: OpenShare = 0.15
+    final_rate: OpenShare | None = None
     count: Literal["round", "stochastic"] = "round"
-    most: int | None = None
-    mask: float = 0.8
-    random: float = 0.1
+    most: Count | None = None
+    mask: NonNegative = 0.8
+    random: NonNegative = 0.1
     draw: Literal["piece", "word", "unit"] = "piece"
     random_from: Literal["all", "ordinary"] = "ordinary"
     specials: bool = False
 
     def __post_init__(self) -> None:
-        for rate in (self.rate, self.last_rate):
-            if not 0 < rate < 1:
-                raise ConfigError(f"masking rate {rate} is not between 0 and 1; give a share, such as 0.15")
-        if self.most is not None and self.most < 1:
-            raise ConfigError(f"most {self.most} leaves nothing to predict; give at least 1, or null for no limit")
-        if not (self.mask >= 0 and self.random >= 0 and self.mask + self.random <= 1 + 1e-9):
-            raise ConfigError(f"mask {self.mask} and random {self.random} must be at least 0 and add up to at most 1")
+        super().__post_init__()
+        if self.mask + self.random > 1 + 1e-9:
+            raise ConfigError(f"mask {self.mask} and random {self.random} add up to more than 1; give less of one")
 
     @property
     def last_rate(self) -> float:

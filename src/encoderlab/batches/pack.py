@@ -18,6 +18,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from encoderlab.batches.rows import BaseFormat, Documents, Framing, Placement, Plan
+from encoderlab.config import Share
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.ranges import aranges
 
@@ -30,11 +31,6 @@ def _uniforms(rng: np.random.Generator) -> Callable[[], float]:
             yield from rng.random(1024).tolist()
 
     return draw().__next__
-
-
-def _check_share(name: str, share: float) -> None:
-    if not 0 <= share <= 1:
-        raise ConfigError(f"{name} {share} is not a share; give a number from 0 to 1")
 
 
 # --- pairs
@@ -56,10 +52,7 @@ class SegmentPairs(BaseFormat):
     kind: Literal["segment_pairs"] = "segment_pairs"
     pairs: ClassVar[bool] = True
     relation: Literal["next", "order"] = "next"
-    short_share: float = 0.1
-
-    def __post_init__(self) -> None:
-        _check_share("short_share", self.short_share)
+    short_share: Share = 0.1
 
     @property
     def label(self) -> str:
@@ -187,13 +180,9 @@ class ElectraSegments(BaseFormat):
     kind: Literal["electra_segments"] = "electra_segments"
     pairs: ClassVar[bool] = True
     rule: Literal["electra", "convbert_release"] = "electra"
-    single_share: float = 0.1
-    short_share: float = 0.05
+    single_share: Share = 0.1
+    short_share: Share = 0.05
     cross_documents: bool = False
-
-    def __post_init__(self) -> None:
-        _check_share("single_share", self.single_share)
-        _check_share("short_share", self.short_share)
 
     def plan(
         self, corpus: Documents, documents: np.ndarray, rng: np.random.Generator, framing: Framing, length: int

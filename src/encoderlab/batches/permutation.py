@@ -18,11 +18,12 @@ from typing import Protocol
 import numpy as np
 
 from encoderlab.batches.rows import Row
+from encoderlab.config import Bounded, Count
 from encoderlab.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Targets:
+class Targets(Bounded):
     """Which tokens are predicted, and in what order.
 
     Args:
@@ -36,17 +37,11 @@ class Targets:
             were trained that way.
     """
 
-    count: int = 85
-    longest: int = 5
-    context: int = 6
-    block: int | None = None
+    count: Count = 85
+    longest: Count = 5
+    context: Count = 6
+    block: Count | None = None
     whole_words: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("count", "longest", "context", "block"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} {value} of the targets is below 1; give at least 1")
 
     def check(self, length: int, reuse: int) -> None:
         """Refuse settings that leak or that rows cannot meet.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 import numpy as np
 
+from encoderlab.config import Bounded
 from encoderlab.ranges import aranges, offsets
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class Documents(Protocol):
     def gather(self, documents: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> tuple[np.ndarray, np.ndarray]: ...
 
 
-class BaseFormat:
+class BaseFormat(Bounded):
     """What all formats of rows share."""
 
     retired: ClassVar[dict[str, str]] = {"length": "each phase sets the length of its rows: phases.0.length"}

@@ -20,7 +20,6 @@ from encoderlab.commands.terminal import note, say
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.tasks.data import records as tables
 from encoderlab.tasks.data.records import suffix
-from encoderlab.train.schedule import Polynomial
 
 if TYPE_CHECKING:
     from encoderlab.tasks.data.task import Example, Split, Task
@@ -195,6 +194,7 @@ def _recipe(flags: Flags, limit: int | None) -> FinetuneRecipe:
     from encoderlab.tasks.forms.base import FormSettings
     from encoderlab.tasks.runs.finetune import FinetuneRecipe
     from encoderlab.train.optim import AdamW
+    from encoderlab.train.schedule import Polynomial
 
     names = {"32": "fp32", "16": "fp16", "bf16": "bf16"}
     if flags.precision not in names:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from encoderlab.config import check_least, check_most
+from encoderlab.config import Bounded
 from encoderlab.errors import ConfigError
 from encoderlab.nn.encoder import EncoderConfig
 from encoderlab.nn.heads import LM, RTD, Classification, Pooler, Span, Tagging, TaskHead
-from encoderlab.nn.positions import LONGEST
+from encoderlab.nn.positions import Distance
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(Bounded):
     """A model: an encoder, and its heads.
 
     Args:
@@ -39,22 +39,21 @@ class ModelConfig:
     lm: LM | None = None
     pair: bool = False
     rtd: RTD | None = None
-    mask_decoder: int = 0
+    mask_decoder: Distance = 0
     mask_vector: bool = False
     task: TaskHead | None = None
     labels: tuple[str, ...] = ()
     model_type: Literal["xlm-roberta", "camembert"] | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.model_type is not None and self.family != "roberta":
             raise ConfigError(f"model_type {self.model_type} is of RoBERTa, the family is {self.family}; leave it out")
-        check_least(self, 0, "mask_decoder")
         if self.lm is not None and self.lm.next_token and (self.mask_decoder or self.mask_vector):
             raise ConfigError(
                 "a query stream stands at the predicted token, an LM head with next_token reads the one before; "
                 "set lm.next_token to false, or mask_decoder to 0 and mask_vector to false"
             )
-        check_most(self, LONGEST, "mask_decoder")
         if self.pair and self.pooler is None:
             raise ConfigError(
                 "the pair head needs a pooler, and there is no pooler; set pooler to {}, or pair to false"

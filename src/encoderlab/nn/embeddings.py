@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from encoderlab.config import check_least
+from encoderlab.config import Bounded, Count
 from encoderlab.errors import ConfigError
 from encoderlab.nn import kernels
 from encoderlab.nn.norms import Normalization, make_norm
@@ -21,7 +21,7 @@ TiedMaps = Literal["all", "all_but_first", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adaptive:
+class Adaptive(Bounded):
     """Adaptive input and output (Grave et al., 2017; Baevski and Auli, 2019) for vocabularies sorted by frequency.
 
     Args:
@@ -35,12 +35,12 @@ class Adaptive:
     """
 
     cutoffs: tuple[int, ...]
-    divisor: int = 1
+    divisor: Count = 1
     tied_projections: TiedMaps = "all_but_first"
     tied_tables: bool = True
 
     def __post_init__(self) -> None:
-        check_least(self, 1, "divisor")
+        super().__post_init__()
         if any(stop <= start for start, stop in itertools.pairwise((0, *self.cutoffs))):
             raise ConfigError(
                 f"adaptive cut-offs {list(self.cutoffs)} do not rise; give ids above 0, each larger than the one before"

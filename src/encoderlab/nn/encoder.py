@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
-from encoderlab.config import check_least, check_most, check_shares
+from encoderlab.config import Bounded, Count, NonNegative, Rate
 from encoderlab.errors import ConfigError
 from encoderlab.nn import kernels
 from encoderlab.nn.attention import Attention, Biases, Keyed
@@ -51,7 +52,7 @@ from encoderlab.nn.stem import Stem, StemConvolution
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sharing:
+class Sharing(Bounded):
     """Layers with common weights (Lan et al., 2020, section 3.1): layer i of N uses group ``i // (N / groups)``.
 
     Args:
@@ -63,14 +64,15 @@ class Sharing:
         ConfigError: unknown or repeated parts, or several inner blocks that share only one part.
     """
 
-    groups: int = 1
-    inner: int = 1
+    groups: Count = 1
+    inner: Count = 1
     parts: tuple[Literal["attention", "feed_forward"], ...] = ("attention", "feed_forward")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.parts or len(set(self.parts)) != len(self.parts):
             raise ConfigError(f"shared parts {list(self.parts)} must name attention, feed_forward or both, each once")
-        if self.inner < 1 or self.inner > 1 and not self.whole:
+        if self.inner > 1 and not self.whole:
             raise ConfigError(
                 f"{self.inner} inner blocks cannot share {list(self.parts)} alone; "
                 "set inner to 1, or parts to attention and feed_forward"
@@ -82,11 +84,12 @@ class Sharing:
         return len(self.parts) == 2
 
 
-MOST_LAYERS, WIDEST, MOST_TOKENS = 1000, 1 << 17, 1 << 27  # at least ten times larger than any published model
+WIDEST = 1 << 17  # this and the other limits: at least ten times larger than any published model
+Width = Annotated[int, Field(ge=1, le=WIDEST)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncoderConfig:
+class EncoderConfig(Bounded):
     """Everything that determines an :class:`Encoder`. Defaults are BERT-base.
 
     Args:
@@ -136,50 +139,44 @@ class EncoderConfig:
         ConfigError: values that do not fit together; the message says which, and what to set.
     """
 
-    vocab: int
-    layers: int = 12
-    width: int = 768
-    heads: int = 12
-    head_width: int | None = None
-    ff_width: int = 3072
+    vocab: Annotated[int, Field(ge=1, le=1 << 27)]
+    layers: Annotated[int, Field(ge=1, le=1000)] = 12
+    width: Width = 768
+    heads: Width = 12
+    head_width: Width | None = None
+    ff_width: Width = 3072
     position: Position = Absolute()
     local: Local | None = None
     causal: bool = False
     conv: Convolution | None = None
-    ff_groups: int = 1
+    ff_groups: Width = 1
     ff_gated: bool = False
     ff_biases: bool = True
-    embed_width: int | None = None
+    embed_width: Width | None = None
     embed_map: bool = False
     embed_norm: EmbeddingNorm = "embedding"
     adaptive: Adaptive | None = None
-    types: int = 2
+    types: Annotated[int, Field(ge=0, le=WIDEST)] = 2
     sharing: Sharing | None = None
     stem_conv: StemConvolution | None = None
     norm: Literal["post", "pre", "pre_but_first", "pre_but_last", "ltg", "normformer"] = "post"
     normalization: Normalization = LayerNormalization()
-    eps: float = 1e-12
+    eps: NonNegative = 1e-12
     activation: Activation = "gelu"
     attention_biases: Biases = "all"
-    dropout: float = 0.1
-    embed_dropout: float | None = None
-    ff_output_dropout: float | None = None
-    attention_dropout: float = 0.1
-    ff_dropout: float = 0.0
-    output_dropout: float = 0.0
-    init_std: float = 0.02
+    dropout: Rate = 0.1
+    embed_dropout: Rate | None = None
+    ff_output_dropout: Rate | None = None
+    attention_dropout: Rate = 0.1
+    ff_dropout: Rate = 0.0
+    output_dropout: Rate = 0.0
+    init_std: NonNegative = 0.02
     truncated_init: bool = False
     glorot_map: bool = False
     scaled_init: bool = False
 
     def __post_init__(self) -> None:
-        check_least(self, 1, "vocab", "layers", "width", "heads", "head_width", "ff_width", "ff_groups", "embed_width")
-        check_least(self, 0, "types", "eps", "init_std")
-        check_shares(self, "dropout", "embed_dropout", "attention_dropout", "ff_dropout", "ff_output_dropout")
-        check_shares(self, "output_dropout")
-        check_most(self, MOST_LAYERS, "layers")
-        check_most(self, WIDEST, "width", "heads", "head_width", "ff_width", "ff_groups", "embed_width", "types")
-        check_most(self, MOST_TOKENS, "vocab")
+        super().__post_init__()
         if self.head_width is None and self.width % self.heads:
             choices = [n for n in range(1, min(self.width, 256) + 1) if self.width % n == 0]
             raise ConfigError(
@@ -211,9 +208,8 @@ class EncoderConfig:
             raise ConfigError(
                 f"width {self.width} is not a multiple of the stem's {self.stem_conv.groups} groups; choose a divisor"
             )
-        sharing = self.sharing
-        if sharing is not None and (sharing.groups < 1 or sharing.groups > self.layers):
-            raise ConfigError(f"{sharing.groups} groups for {self.layers} layers; choose 1 to {self.layers}")
+        if self.sharing is not None and self.sharing.groups > self.layers:
+            raise ConfigError(f"{self.sharing.groups} groups for {self.layers} layers; choose 1 to {self.layers}")
 
     @property
     def depth(self) -> int:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from encoderlab.config import check_least, check_shares
+from encoderlab.config import Bounded, Count, Rate
 from encoderlab.errors import ConfigError
 from encoderlab.nn import kernels
 from encoderlab.nn.embeddings import Adaptive, Embeddings
@@ -53,14 +53,11 @@ class Prediction:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pooler:
+class Pooler(Bounded):
     """Dense map D -> D and an activation on one vector per text (BERT's [CLS] pooler)."""
 
     activation: Activation = "tanh"
-    dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_shares(self, "dropout")
+    dropout: Rate = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +72,7 @@ class RTD:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Classification:
+class Classification(Bounded):
     """One score per label for each text; regression has one label.
 
     A vector of the text, its summary, dropout, then an affine map to the labels.
@@ -96,25 +93,24 @@ class Classification:
     """
 
     kind: Literal["classification"] = "classification"
-    labels: int = 2
+    labels: Count = 2
     pooling: Literal["token", "mean"] = "token"
     summary: Literal["pooler", "dense", "raw"] = "pooler"
     prediction: Prediction | None = None
     activation: Activation = "tanh"
-    input_dropout: float = 0.0
-    dropout: float = 0.1
+    input_dropout: Rate = 0.0
+    dropout: Rate = 0.1
     glorot: bool = False
     several: bool = False
 
     def __post_init__(self) -> None:
-        check_least(self, 1, "labels")
-        check_shares(self, "input_dropout", "dropout")
+        super().__post_init__()
         if self.prediction is not None and self.summary != "raw":
             raise ConfigError(f"summary {self.summary!r} excludes a prediction head; set summary to raw")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tagging:
+class Tagging(Bounded):
     """One score per tag for each chosen token: dropout, then an affine map (``dense``: after DeBERTa's dense map and
     GELU).
 
@@ -122,21 +118,20 @@ class Tagging:
     """
 
     kind: Literal["tagging"] = "tagging"
-    labels: int = 2
-    dropout: float = 0.1
+    labels: Count = 2
+    dropout: Rate = 0.1
     dense: bool = False
     prediction: Prediction | None = None
     glorot: bool = False
 
     def __post_init__(self) -> None:
-        check_least(self, 1, "labels")
-        check_shares(self, "dropout")
+        super().__post_init__()
         if self.dense and self.prediction is not None:
             raise ConfigError("a dense map excludes a prediction head; set dense to false, or prediction to null")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Span:
+class Span(Bounded):
     """Start and end of an answer in a text.
 
     Args:
@@ -151,11 +146,11 @@ class Span:
 
     kind: Literal["span"] = "span"
     form: Literal["independent", "conditional", "beam"] = "independent"
-    dropout: float = 0.0
+    dropout: Rate = 0.0
     prediction: Prediction | None = None
 
     def __post_init__(self) -> None:
-        check_shares(self, "dropout")
+        super().__post_init__()
         if self.form != "independent" and self.prediction is not None:
             raise ConfigError(f"answers of form {self.form!r} have no prediction head; set form to independent")
 

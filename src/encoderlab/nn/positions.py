@@ -13,23 +13,27 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
-from encoderlab.config import check_least, check_most
+from encoderlab.config import Bounded
 from encoderlab.errors import ConfigError
 from encoderlab.nn import kernels, noise
 from encoderlab.nn.kernels import Relative
 from encoderlab.nn.kernels.plain import chosen_per_head, per_head, segment_scores, skew
 
 LONGEST = 1 << 24  # largest row and largest distance, in tokens
+Length = Annotated[int, Field(ge=1, le=LONGEST)]
+Distance = Annotated[int, Field(ge=0, le=LONGEST)]
+RotaryBase = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Absolute:
+class Absolute(Bounded):
     """A table of ``length`` positions added to the input embeddings (BERT; Devlin et al., 2019, section 3).
 
     Position p of a document reads row p + ``offset``. ``sinusoidal`` makes the table fixed (Vaswani et al., 2017,
@@ -37,18 +41,13 @@ class Absolute:
     """
 
     kind: Literal["absolute"] = "absolute"
-    length: int = 512
-    offset: int = 0
+    length: Length = 512
+    offset: Distance = 0
     sinusoidal: bool = False
-
-    def __post_init__(self) -> None:
-        check_least(self, 1, "length")
-        check_least(self, 0, "offset")
-        check_most(self, LONGEST, "length", "offset")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RelativeShift:
+class RelativeShift(Bounded):
     """Transformer-XL's term (Dai et al., 2019, section 3.3): ``(q_i + u) k_j + (q_i + v) W_r R_{i-j}``.
 
     u and v are learned biases, R is a fixed sinusoid.
@@ -62,30 +61,22 @@ class RelativeShift:
     kind: Literal["relative_shift"] = "relative_shift"
     segments: bool = False
     shared_biases: bool = False
-    clamp: int = 0
-
-    def __post_init__(self) -> None:
-        check_least(self, 0, "clamp")
-        check_most(self, LONGEST, "clamp")
+    clamp: Distance = 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shaw:
+class Shaw(Bounded):
     """Learned key offsets per layer and distance (Shaw et al., 2018; Transformer-XL's ``attn_type`` 1).
 
     Score ``(q_i + u) k_j + q_i a_{i-j} + b_{i-j}`` with learned u, a and b.
     """
 
     kind: Literal["shaw"] = "shaw"
-    span: int = 128
-
-    def __post_init__(self) -> None:
-        check_least(self, 1, "span")
-        check_most(self, LONGEST, "span")
+    span: Length = 128
 
 
 @dataclass(frozen=True, kw_only=True)
-class Disentangled:
+class Disentangled(Bounded):
     """DeBERTa's content-to-position and position-to-content terms (He et al., 2021, section 3.1).
 
     The table of relative positions has 2 x ``slots`` rows. The position-to-content term is indexed as in the published
@@ -105,17 +96,15 @@ class Disentangled:
     """
 
     kind: Literal["disentangled"] = "disentangled"
-    span: int = 512
+    span: Length = 512
     buckets: int | None = None
     share_projections: bool = False
     norm: bool = False
     terms: tuple[Literal["c2p", "p2c"], ...] = ("c2p", "p2c")
-    input_positions: int = 0
+    input_positions: Distance = 0
 
     def __post_init__(self) -> None:
-        check_least(self, 1, "span")
-        check_least(self, 0, "input_positions")
-        check_most(self, LONGEST, "span", "input_positions")
+        super().__post_init__()
         if not self.terms or len(set(self.terms)) != len(self.terms):
             raise ConfigError(f"disentangled terms {list(self.terms)} must name c2p, p2c or both, each once")
         if self.buckets is not None and not 1 <= self.buckets // 2 < self.span:
@@ -129,7 +118,7 @@ class Disentangled:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rotary:
+class Rotary(Bounded):
     """Rotary positions (Su et al., 2021, section 3.2.2): turn queries and keys by angles that grow with their position,
     so that their product depends on their distance.
 
@@ -141,11 +130,8 @@ class Rotary:
     """
 
     kind: Literal["rotary"] = "rotary"
-    theta: float = 10000.0
-    length: int = 8192
-
-    def __post_init__(self) -> None:
-        check_least(self, 1, "theta", "length")
+    theta: RotaryBase = 10000.0
+    length: Length = 8192
 
 
 Position = Absolute | RelativeShift | Shaw | Disentangled | Rotary

@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from encoderlab.config import check_least
+from encoderlab.config import Bounded, Count, Natural
 from encoderlab.errors import ConfigError
-from encoderlab.nn.positions import Distances, running_max
+from encoderlab.nn.positions import Distances, RotaryBase, running_max
 
 
 @dataclass(frozen=True, kw_only=True)
-class Local:
+class Local(Bounded):
     """Local layers, whose tokens see only their neighbours (Beltagy et al., 2020), between layers whose tokens see the
     whole document (ModernBERT; Warner et al., 2024, section 2.1.2).
 
@@ -27,14 +27,13 @@ class Local:
         ConfigError: a number in ``full`` is not below ``period``.
     """
 
-    reach: int = 64
-    period: int = 3
+    reach: Natural = 64
+    period: Count = 3
     full: tuple[int, ...] = (0,)
-    theta: float | None = None
+    theta: RotaryBase | None = None
 
     def __post_init__(self) -> None:
-        check_least(self, 0, "reach")
-        check_least(self, 1, "period", "theta")
+        super().__post_init__()
         if any(not 0 <= layer < self.period for layer in self.full):
             raise ConfigError(f"layers {list(self.full)} of a period of {self.period}; give numbers from 0 below it")
 

@@ -16,25 +16,36 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from encoderlab.config import check_least
+from encoderlab.config import Bounded, Count
 from encoderlab.errors import ConfigError
 from encoderlab.nn import kernels
 from encoderlab.nn.kernels.plain import dynamic_convolution
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bottleneck:
+class Bottleneck(Bounded):
     """Fewer attention heads and no convolution (ConvBERT, table 1, "+bottleneck")."""
 
     kind: Literal["bottleneck"] = "bottleneck"
-    head_ratio: int = 2
-
-    def __post_init__(self) -> None:
-        check_least(self, 1, "head_ratio")
+    head_ratio: Count = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpanDynamic:
+class WindowedConvolution(Bounded):
+    """The fields of all convolutions next to attention."""
+
+    head_ratio: Count = 2
+    kernel: Count = 9
+    mask_padding: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kernel % 2 == 0:
+            raise ConfigError(f"kernel {self.kernel} is even; a window centred on the token needs an odd one")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanDynamic(WindowedConvolution):
     """Span-dynamic convolution (Jiang et al., 2020, section 3.2).
 
     The kernel of a token is computed from a depthwise-separable convolution of its neighbours times its query.
@@ -43,62 +54,32 @@ class SpanDynamic:
     """
 
     kind: Literal["span_dynamic"] = "span_dynamic"
-    head_ratio: int = 2
-    kernel: int = 9
     share_value: bool = False
-    mask_padding: bool = True
-
-    def __post_init__(self) -> None:
-        _check(self)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dynamic:
+class Dynamic(WindowedConvolution):
     """Dynamic convolution (Wu et al., 2019): the kernel of a token is a linear function of that token only."""
 
     kind: Literal["dynamic"] = "dynamic"
-    head_ratio: int = 2
-    kernel: int = 9
-    mask_padding: bool = True
-
-    def __post_init__(self) -> None:
-        _check(self)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Light:
+class Light(WindowedConvolution):
     """Lightweight convolution (Wu et al., 2019): one softmax-normalised kernel per head, the same for all tokens."""
 
     kind: Literal["light"] = "light"
-    head_ratio: int = 2
-    kernel: int = 9
-    mask_padding: bool = True
-
-    def __post_init__(self) -> None:
-        _check(self)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DepthwiseSeparable:
+class DepthwiseSeparable(WindowedConvolution):
     """One kernel per channel, then a map across channels (ConvBERT's table 2)."""
 
     kind: Literal["depthwise_separable"] = "depthwise_separable"
-    head_ratio: int = 2
-    kernel: int = 9
-    mask_padding: bool = True
-
-    def __post_init__(self) -> None:
-        _check(self)
 
 
 Branch = SpanDynamic | Dynamic | Light | DepthwiseSeparable  # convolutions that run next to attention
 Convolution = Bottleneck | Branch
-
-
-def _check(config: Branch) -> None:
-    check_least(config, 1, "head_ratio", "kernel")
-    if config.kernel % 2 == 0:
-        raise ConfigError(f"convolution kernel {config.kernel} is even; a window centred on the token needs an odd one")
 
 
 def kept_heads(heads: int, head_ratio: int) -> int:

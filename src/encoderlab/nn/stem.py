@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from encoderlab.config import check_least
+from encoderlab.config import Bounded, Count
 from encoderlab.errors import ConfigError
 from encoderlab.nn import kernels
 from encoderlab.nn.feedforward import Activation, activation
@@ -16,19 +16,19 @@ from encoderlab.nn.noise import STEM
 
 
 @dataclass(frozen=True, kw_only=True)
-class StemConvolution:
+class StemConvolution(Bounded):
     """DeBERTa v2's convolution over the embeddings, added to the first layer's output (He et al., 2021, section 5)."""
 
-    kernel: int = 3
-    groups: int = 1
+    kernel: Count = 3
+    groups: Count = 1
     activation: Activation = "gelu"
 
     def __post_init__(self) -> None:
-        if self.kernel < 1 or self.kernel % 2 == 0:
+        super().__post_init__()
+        if self.kernel % 2 == 0:
             raise ConfigError(
                 f"convolution kernel {self.kernel} has no token in its middle; give an odd number, such as 3"
             )
-        check_least(self, 1, "groups")
 
 
 class Stem(nn.Module):

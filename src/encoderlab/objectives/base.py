@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from encoderlab.batches.loader import Format
 from encoderlab.batches.streams import ContiguousStreams, StreamFormat
+from encoderlab.config import Bounded
 from encoderlab.errors import ConfigError
 from encoderlab.models import flops
 
@@ -47,7 +48,7 @@ class Term:
 pytree.register_dataclass(Term)  # FSDP2 of torch 2.11 finds tensors only in registered output types
 
 
-class Settings(ABC):
+class Settings(Bounded, ABC):
     """Base class for the settings of an objective: what each kind must define, and what it may."""
 
     kind: str
@@ -169,18 +170,6 @@ def check_continued(settings: Settings, rows: Format, streams: type[StreamFormat
             f"shuffled rows ({rows.kind}) cannot have memory of earlier rows; set rows to {streams.kind}, or "
             f"{' and '.join(remembered)} to 0"
         )
-
-
-def check_memory(settings: object, *names: str) -> None:
-    """Refuse negative lengths of memory; ``names`` are fields of ``settings``.
-
-    Raises:
-        ConfigError: names the field.
-    """
-    for name in names:
-        length = getattr(settings, name)
-        if length is not None and length < 0:
-            raise ConfigError(f"{name} {length} is negative; give 0 for no memory, or more")
 
 
 def carried(memory: Memory, batch: Batch) -> Memory:

@@ -12,6 +12,7 @@ from encoderlab.batches.batch import IGNORE, Batch, collate, stack
 from encoderlab.batches.loader import Format
 from encoderlab.batches.rows import Row
 from encoderlab.batches.streams import ContiguousStreams, XLNetStreams
+from encoderlab.config import Natural, NonNegative
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
 from encoderlab.models import flops
@@ -20,8 +21,8 @@ from encoderlab.nn.encoder import update_memory
 from encoderlab.nn.heads import AdaptiveLMHead, LMHead
 from encoderlab.nn.noise import Noise
 from encoderlab.nn.positions import Absolute
-from encoderlab.objectives.base import Memory, Objective, Settings, Term, carried, check_continued, check_memory
-from encoderlab.objectives.mlm import check_weights, lm_term
+from encoderlab.objectives.base import Memory, Objective, Settings, Term, carried, check_continued
+from encoderlab.objectives.mlm import lm_term
 from encoderlab.objectives.vocabulary import Vocabulary
 
 PER_TOKEN = ("ids", "doc", "segments", "word_starts", "special")  # the arrays of a Row
@@ -40,14 +41,10 @@ class CausalSettings(Settings):
     """
 
     kind: Literal["causal"] = "causal"
-    memory: int = 0
-    evaluation_memory: int | None = None
+    memory: Natural = 0
+    evaluation_memory: Natural | None = None
     same_length: bool = False
-    z_loss: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_memory(self, "memory", "evaluation_memory")
-        check_weights(self, "z_loss")
+    z_loss: NonNegative = 0.0
 
     def build(
         self, model: Model, second: Model | None, vocabulary: Vocabulary, *, seed: int = 0, continued: bool = False

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from encoderlab.batches.batch import Batch
 from encoderlab.batches.corrupt import Masking, RareTokens
 from encoderlab.batches.rows import Row
+from encoderlab.config import NonNegative, Positive
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
 from encoderlab.models import flops
@@ -23,7 +24,7 @@ from encoderlab.nn.encoder import States
 from encoderlab.nn.heads import LMHead
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Memory, Objective, Settings, Term
-from encoderlab.objectives.mlm import Masker, check_weights, lm_term, predicted, require_weight, tokens
+from encoderlab.objectives.mlm import Masker, lm_term, predicted, require_weight, tokens
 from encoderlab.objectives.vocabulary import Vocabulary
 from encoderlab.seeds import derive
 
@@ -54,23 +55,21 @@ class DistillSettings(Settings):
     kind: Literal["distill"] = "distill"
     teacher: str = ""
     masking: Masking = Masking(unit=RareTokens(), count="stochastic", random_from="all")
-    temperature: float = 2.0
+    temperature: Positive = 2.0
     at: Literal["real", "masked"] = "real"
-    logits_weight: float = 5.0
-    mlm_weight: float = 2.0
-    cosine_weight: float = 1.0
-    hidden_weight: float = 0.0
-    attention_weight: float = 0.0
+    logits_weight: NonNegative = 5.0
+    mlm_weight: NonNegative = 2.0
+    cosine_weight: NonNegative = 1.0
+    hidden_weight: NonNegative = 0.0
+    attention_weight: NonNegative = 0.0
     attention: Literal["scores", "distributions"] = "scores"
     student_from: tuple[int, ...] = ()
     match: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         weights = [f"{name}_weight" for name in ("logits", "mlm", "cosine", "hidden", "attention")]
-        check_weights(self, *weights)
+        super().__post_init__()
         require_weight(self, *weights)
-        if not self.temperature > 0:
-            raise ConfigError(f"temperature {self.temperature} is not positive; give 1.0 to compare unscaled logits")
         if (self.hidden_weight or self.attention_weight) and not self.match:
             raise ConfigError(
                 "hidden_weight and attention_weight need pairs of layers in match, such as [[1, 2], [2, 4]]"

@@ -14,6 +14,7 @@ from torch import Tensor
 from encoderlab.batches.batch import IGNORE, Batch, collate, stack
 from encoderlab.batches.corrupt import Corrupted, Corruptor, Masking
 from encoderlab.batches.rows import Row
+from encoderlab.config import NonNegative, OpenShare
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
 from encoderlab.models import flops
@@ -22,7 +23,7 @@ from encoderlab.nn.encoder import Chosen
 from encoderlab.nn.heads import LMHead
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Memory, Objective, Settings, Term
-from encoderlab.objectives.mlm import check_weights, lm_term
+from encoderlab.objectives.mlm import lm_term
 from encoderlab.objectives.vocabulary import Vocabulary
 
 
@@ -39,16 +40,8 @@ class HybridSettings(Settings):
 
     kind: Literal["hybrid"] = "hybrid"
     masking: Masking = Masking()
-    causal: float = 0.0625
-    z_loss: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_weights(self, "z_loss")
-        if not 0 < self.causal < 1:
-            raise ConfigError(
-                f"causal {self.causal} is not between 0 and 1; give a share of the rows such as 0.5, or choose the "
-                "objective mlm or causal"
-            )
+    causal: OpenShare = 0.0625
+    z_loss: NonNegative = 0.0
 
     def build(
         self, model: Model, second: Model | None, vocabulary: Vocabulary, *, seed: int = 0, continued: bool = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -17,6 +16,7 @@ from encoderlab.batches.corrupt import Corruptor, Masking
 from encoderlab.batches.loader import Format
 from encoderlab.batches.pack import SegmentPairs
 from encoderlab.batches.rows import Row
+from encoderlab.config import NonNegative
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
 from encoderlab.models.base import ModelConfig
@@ -43,11 +43,8 @@ class MLMSettings(Settings):
 
     kind: Literal["mlm"] = "mlm"
     masking: Masking = Masking()
-    pair_weight: float = 1.0
-    z_loss: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_weights(self, "pair_weight", "z_loss")
+    pair_weight: NonNegative = 1.0
+    z_loss: NonNegative = 0.0
 
     def build(
         self, model: Model, second: Model | None, vocabulary: Vocabulary, *, seed: int = 0, continued: bool = False
@@ -61,19 +58,6 @@ class MLMSettings(Settings):
         super().check(model, rows, lengths)
         if isinstance(rows, SegmentPairs) and not model.pair:
             log.info("rows are pairs, but the model has no sentence-pair head: the pair label is not trained")
-
-
-def check_weights(settings: object, *names: str) -> None:
-    """Refuse weights of losses that are negative or not finite; ``names`` are fields of ``settings``.
-
-    Raises:
-        ConfigError: names the field.
-    """
-    for name in names:
-        if not 0 <= getattr(settings, name) < math.inf:
-            raise ConfigError(
-                f"{name} {getattr(settings, name)} is negative or not finite; give 0 to leave the loss out, or more"
-            )
 
 
 def require_weight(settings: object, *names: str) -> None:

@@ -13,6 +13,7 @@ from encoderlab.batches.loader import Format
 from encoderlab.batches.permutation import Targets, permute
 from encoderlab.batches.rows import Row
 from encoderlab.batches.streams import XLNetStreams
+from encoderlab.config import Natural
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
 from encoderlab.models import flops
@@ -22,7 +23,7 @@ from encoderlab.nn.encoder import update_memory
 from encoderlab.nn.heads import LMHead
 from encoderlab.nn.noise import Noise
 from encoderlab.nn.positions import RelativeShift
-from encoderlab.objectives.base import Memory, Objective, Settings, Term, carried, check_continued, check_memory
+from encoderlab.objectives.base import Memory, Objective, Settings, Term, carried, check_continued
 from encoderlab.objectives.mlm import lm_term
 from encoderlab.objectives.vocabulary import Vocabulary
 from encoderlab.seeds import generator
@@ -41,11 +42,8 @@ class PermutationSettings(Settings):
 
     kind: Literal["permutation"] = "permutation"
     targets: Targets = Targets(block=256)
-    memory: int = 384
-    reuse: int = 256
-
-    def __post_init__(self) -> None:
-        check_memory(self, "memory", "reuse")
+    memory: Natural = 384
+    reuse: Natural = 256
 
     def build(
         self, model: Model, second: Model | None, vocabulary: Vocabulary, *, seed: int = 0, continued: bool = False

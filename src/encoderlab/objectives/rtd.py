@@ -15,6 +15,7 @@ from torch import Tensor
 from encoderlab.batches.batch import Batch, stack
 from encoderlab.batches.corrupt import Masking
 from encoderlab.batches.rows import Row
+from encoderlab.config import NonNegative, Positive
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
 from encoderlab.models import flops
@@ -28,7 +29,6 @@ from encoderlab.objectives.base import Memory, Objective, Settings, Term, masked
 from encoderlab.objectives.mlm import (
     Masker,
     check_stem,
-    check_weights,
     no_loss,
     predicted,
     require_weight,
@@ -63,17 +63,13 @@ class RTDSettings(Settings):
     sharing: Sharing = "block"
     updates: Literal["joint", "alternating"] = "joint"
     predict: Literal["replaced", "replaced_masked", "original_masked", "original_all"] = "replaced"
-    temperature: float = 1.0
-    generator_weight: float = 1.0
-    discriminator_weight: float = 50.0
+    temperature: Positive = 1.0
+    generator_weight: NonNegative = 1.0
+    discriminator_weight: NonNegative = 50.0
 
     def __post_init__(self) -> None:
-        check_weights(self, "generator_weight", "discriminator_weight")
+        super().__post_init__()
         require_weight(self, "generator_weight", "discriminator_weight")
-        if not self.temperature > 0:
-            raise ConfigError(
-                f"temperature {self.temperature} is not positive; give 1.0 to sample from unscaled logits"
-            )
 
     def build(
         self, model: Model, second: Model | None, vocabulary: Vocabulary, *, seed: int = 0, continued: bool = False

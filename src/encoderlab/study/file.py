@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from encoderlab.config import check_least, from_dict, read_file
+from encoderlab.config import Bounded, Count, Positive, PositiveShare, from_dict, read_file
 from encoderlab.errors import ConfigError, nearest
 
 Unit = Literal["steps", "tokens", "flops", "hours"]
@@ -26,7 +26,7 @@ class Arm:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tune:
+class Tune(Bounded):
     """A field that is searched for every arm and budget, with the same number of trials for each.
 
     Args:
@@ -36,31 +36,27 @@ class Tune:
     """
 
     field: str = "optim.lr"
-    factors: tuple[float, ...] = (0.5, 1.0, 2.0)
-    share: float = 0.1
+    factors: tuple[Positive, ...] = (0.5, 1.0, 2.0)
+    share: PositiveShare = 0.1
 
     def __post_init__(self) -> None:
-        if not self.factors or min(self.factors) <= 0 or len(set(self.factors)) < len(self.factors):
-            raise ConfigError(f"tune.factors {list(self.factors)}, expected different numbers above 0")
-        if not 0 < self.share <= 1:
-            raise ConfigError(f"tune.share {self.share}, expected a share of the budget above 0 and at most 1")
+        super().__post_init__()
+        if not self.factors or len(set(self.factors)) < len(self.factors):
+            raise ConfigError(f"tune.factors {list(self.factors)}; give different numbers above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pairs:
+class Pairs(Bounded):
     """Accuracy on minimal pairs: all of ``data``, or a sample of ``size``."""
 
     kind: Literal["pairs"] = "pairs"
     name: str = "minimal pairs"
     data: tuple[str, ...]
-    size: int | None = None
-
-    def __post_init__(self) -> None:
-        check_least(self, 1, "size")
+    size: Count | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finetune:
+class Finetune(Bounded):
     """The development score of a task that the model is fine-tuned on in full, the mean over ``seeds``.
 
     Args:
@@ -74,11 +70,8 @@ class Finetune:
     task: str
     data: str
     protocol: str = "plain"
-    seeds: int = 1
+    seeds: Count = 1
     set: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        check_least(self, 1, "seeds")
 
     @property
     def title(self) -> str:
@@ -110,7 +103,7 @@ class Claim:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Study:
+class Study(Bounded):
     """The content of a study's file.
 
     Args:
@@ -140,10 +133,7 @@ class Study:
     baseline: str | None = None
     claims: tuple[Claim, ...] = ()
     margins: dict[str, float] = field(default_factory=dict)
-    threads: int = 1
-
-    def __post_init__(self) -> None:
-        check_least(self, 1, "threads")
+    threads: Count = 1
 
     @property
     def seed_numbers(self) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from encoderlab.config import Bounded, NonNegative, Positive, PositiveShare, Rate
 from encoderlab.errors import ConfigError
 from encoderlab.nn.attention import Attention
 from encoderlab.nn.encoder import Encoder
@@ -31,7 +32,7 @@ UNCORRECTED = 2.0**24  # a step count at which Adam's bias corrections are exact
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerDecay:
+class LayerDecay(Bounded):
     """Multiply the rate of a parameter by ``decay ** (L + offset - depth)`` (ELECTRA; XLNet).
 
     Depth is 0 for embeddings, i + 1 for layer i (from 0); heads have the full rate. Offset 2 is ELECTRA's and
@@ -39,39 +40,24 @@ class LayerDecay:
     XLNet's, whose top layer has the full rate.
     """
 
-    decay: float = 0.8
+    decay: PositiveShare = 0.8
     offset: Literal[0, 1, 2] = 2
-
-    def __post_init__(self) -> None:
-        if not 0 < self.decay <= 1:
-            raise ConfigError(f"layer_decay.decay {self.decay} is not above 0 and at most 1; 0.8 and 0.9 are usual")
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Adam:
+class _Adam(Bounded):
     """Fields common to all optimisers.
 
     ``no_decay`` names the parameters without weight decay, by kind: parameters of norms, and bias vectors of any
     module.
     """
 
-    lr: float = 1e-4
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-6
-    weight_decay: float = 0.01
+    lr: Positive = 1e-4
+    betas: tuple[Rate, Rate] = (0.9, 0.999)
+    eps: Positive = 1e-6
+    weight_decay: NonNegative = 0.01
     no_decay: tuple[Literal["norm", "bias"], ...] = ("norm", "bias")
     layer_decay: LayerDecay | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 < self.lr < math.inf:
-            raise ConfigError(f"lr {self.lr} is not positive and finite; give a rate such as 1e-4")
-        if not 0 < self.eps < math.inf or not 0 <= self.weight_decay < math.inf:
-            raise ConfigError(
-                f"eps {self.eps} or weight_decay {self.weight_decay} is out of range; "
-                "give a small positive eps such as 1e-6, and a finite decay of 0 or more"
-            )
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise ConfigError(f"betas are {self.betas}; give two numbers from 0 up to, not including, 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,14 +106,7 @@ class Muon(_Adam):
     """
 
     kind: Literal["muon"] = "muon"
-    momentum: float = 0.95
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(
-                f"momentum is {self.momentum}; give a number from 0 up to, not including, 1 (usually 0.95)"
-            )
+    momentum: Rate = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field
 
 from encoderlab.batches.loader import Format
 from encoderlab.batches.pack import SegmentPairs
-from encoderlab.config import check_least
+from encoderlab.config import Bounded, Count, OpenShare, Positive, PositiveShare
 from encoderlab.errors import ConfigError, nearest
 from encoderlab.models.base import ModelConfig
 from encoderlab.objectives.kinds import ObjectiveSettings
@@ -25,23 +27,20 @@ SEEDS = 2**63 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Budget:
+class Budget(Bounded):
     """How long to train: ``amount`` in ``unit``; the learning rate decays to the end of it."""
 
-    amount: float = 1_000_000
+    amount: Positive = 1_000_000
     unit: Literal["steps", "tokens", "flops", "hours"] = "steps"
 
     def __post_init__(self) -> None:
-        if not 0 < self.amount < math.inf:
-            raise ConfigError(
-                f"a budget of {self.amount:g} {self.unit} is not positive and finite; give a number above 0"
-            )
+        super().__post_init__()
         if self.unit == "steps" and self.amount % 1:
             raise ConfigError(f"a budget of {self.amount:g} steps is not a whole number; give whole steps")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Phase:
+class Phase(Bounded):
     """A part of the budget with its own length and number of rows.
 
     Args:
@@ -50,30 +49,17 @@ class Phase:
         share: of the budget.
     """
 
-    length: int = 128
-    rows: int = 256
-    share: float = 1.0
-
-    def __post_init__(self) -> None:
-        for name in ("length", "rows"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"phase {name} {getattr(self, name)} is below 1; give at least 1")
-        if not 0 < self.share <= 1:
-            raise ConfigError(
-                f"phase share {self.share} is not above 0 and at most 1; the shares of all phases must add up to 1"
-            )
+    length: Count = 128
+    rows: Count = 256
+    share: PositiveShare = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ramp:
+class Ramp(Bounded):
     """Batches start at ``rows`` and double at equal intervals over the first ``share`` of the budget."""
 
-    rows: int = 32
-    share: float = 0.1
-
-    def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise ConfigError(f"ramp share {self.share} is not above 0 and at most 1; 0.1 of the budget is usual")
+    rows: Count = 32
+    share: PositiveShare = 0.1
 
     def rows_at(self, done: float, goal: int) -> int:
         """Rows of a batch after share ``done`` of the budget; ``goal`` is the final number."""
@@ -82,7 +68,7 @@ class Ramp:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeightAverage:
+class WeightAverage(Bounded):
     """An exponential moving average of the weights, ``a = d a + (1 - d) w`` after every step.
 
     It is validated instead of the weights, and is the run's result (Polyak and Juditsky, 1992; Izmailov et al., 2018).
@@ -90,11 +76,7 @@ class WeightAverage:
     over the weights per step and a second copy of them.
     """
 
-    decay: float = 0.999
-
-    def __post_init__(self) -> None:
-        if not 0 < self.decay < 1:
-            raise ConfigError(f"average.decay is {self.decay}; give a number between 0 and 1, such as 0.999")
+    decay: OpenShare = 0.999
 
     def at(self, steps: int) -> float:
         """d after ``steps`` steps."""
@@ -102,7 +84,7 @@ class WeightAverage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairSample:
+class PairSample(Bounded):
     """Minimal pairs that a validation scores.
 
     Args:
@@ -110,18 +92,12 @@ class PairSample:
         size: number of pairs, equally many per paradigm; the same pairs in every run.
     """
 
-    data: tuple[str, ...]
-    size: int = 670
-
-    def __post_init__(self) -> None:
-        if not self.data or self.size < 1:
-            raise ConfigError(
-                f"evaluation.pairs takes {self.size} pairs of {len(self.data)} files; give at least 1 of each, or null"
-            )
+    data: Annotated[tuple[str, ...], Field(min_length=1)]
+    size: Count = 670
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation:
+class Evaluation(Bounded):
     """Validation during a run and at its end.
 
     Args:
@@ -133,16 +109,14 @@ class Evaluation:
         pairs: also score minimal pairs, as ``scores.minimal_pairs``: the accuracy of the model's first measure.
     """
 
-    every: int = 1000
-    rows: int = 1024
+    every: Count = 1000
+    rows: Count = 1024
     best: str | None = None
-    patience: int | None = None
+    patience: Count | None = None
     pairs: PairSample | None = None
 
     def __post_init__(self) -> None:
-        if self.every < 1 or self.rows < 1:
-            raise ConfigError(f"evaluation every {self.every} steps on {self.rows} rows; give at least 1 of each")
-        check_least(self, 1, "patience")
+        super().__post_init__()
         if self.patience is not None and self.best is None:
             raise ConfigError("patience needs a number to improve; set evaluation.best, such as to loss")
 
@@ -166,31 +140,21 @@ class Evaluation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoints:
+class Checkpoints(Bounded):
     """When to save the state of a run; it is always saved at the end.
 
     Args:
         minutes, steps: save this long after the last save; None disables that rule.
-        keep: number of newest checkpoints to keep.
+        keep: number of newest checkpoints to keep; with 2 a run survives a damaged one.
     """
 
-    minutes: float | None = 5.0
-    steps: int | None = None
-    keep: int = 2
-
-    def __post_init__(self) -> None:
-        if self.keep < 1:
-            raise ConfigError(
-                f"checkpoints.keep {self.keep} would delete every checkpoint; give at least 1 (2 survive one damaged)"
-            )
-        for name in ("minutes", "steps"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"checkpoints.{name} {value} is not positive; give an interval, or null for none")
+    minutes: Annotated[float, Field(gt=0)] | None = 5.0
+    steps: Count | None = None
+    keep: Count = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Execution:
+class Execution(Bounded):
     """How a run is computed, without effect on the result; may change when the run is resumed.
 
     Args:
@@ -202,16 +166,10 @@ class Execution:
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    micro_rows: int | None = None
+    micro_rows: Count | None = None
     compile: bool = False
     parallel: Literal["ddp", "fsdp"] = "ddp"
     tensorboard: bool = False
-
-    def __post_init__(self) -> None:
-        if self.micro_rows is not None and self.micro_rows < 1:
-            raise ConfigError(
-                f"execution.micro_rows {self.micro_rows} is not positive; give at least 1, or null for all rows at once"
-            )
 
 
 class Stage(NamedTuple):
@@ -222,7 +180,7 @@ class Stage(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class Training(Bounded):
     """How to train any objective: the fields that pretraining and fine-tuning share.
 
     Args:
@@ -242,17 +200,18 @@ class Training:
     ramp: Ramp | None = None
     optim: Optim = AdamW()
     schedule: Schedule = Polynomial(warmup=0.01)
-    clip: float | None = 1.0
+    clip: Positive | None = 1.0
     average: WeightAverage | None = None
     precision: Precision = "fp32"
     exchange: Literal["bf16"] | None = None
-    seed: int = 1
+    seed: Annotated[int, Field(ge=-SEEDS, le=SEEDS - 1)] = 1  # a second network uses the next seed
     evaluation: Evaluation = Evaluation()
     checkpoints: Checkpoints = Checkpoints()
     execution: Execution = Execution()
-    log_every: int = 10
+    log_every: Count = 10
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         total = sum(phase.share for phase in self.phases)
         if abs(total - 1) > 1e-6:
             raise ConfigError(f"the shares of the phases add up to {total:g}; make them add up to 1")
@@ -262,19 +221,13 @@ class Training:
                 f"a warm-up of {warmup:g} steps does not fit a budget in {self.budget.unit}; "
                 "give it as a share, such as schedule.warmup=0.01"
             )
-        if not warmup >= 0 or warmup >= 1 and warmup > self.budget.amount:
+        if warmup >= 1 and warmup > self.budget.amount:
             raise ConfigError(
                 f"a warm-up of {warmup:g} steps does not fit a budget of {self.budget.amount:g}; "
                 "give a share, such as schedule.warmup=0.01"
             )
-        if self.clip is not None and not self.clip > 0:
-            raise ConfigError(f"clip {self.clip} is not positive; give a norm such as 1.0, or null for no clipping")
-        if not -SEEDS <= self.seed < SEEDS:  # a second network uses the next seed
-            raise ConfigError(f"seed {self.seed} does not fit 64 bits; choose one below {SEEDS}")
-        if self.log_every < 1:
-            raise ConfigError(f"log_every is {self.log_every} steps; give at least 1")
         smallest = min(phase.rows for phase in self.phases)
-        if self.ramp is not None and not 1 <= self.ramp.rows <= smallest:
+        if self.ramp is not None and self.ramp.rows > smallest:
             raise ConfigError(
                 f"a ramp from {self.ramp.rows} rows does not fit batches of {smallest}; start between 1 and {smallest}"
             )
@@ -309,7 +262,7 @@ class Recipe(Training):
     generator: ModelConfig | None = None
     objective: ObjectiveSettings = MLMSettings()
     rows: Format = SegmentPairs()
-    duplicates: int | None = None
+    duplicates: Count | None = None
     init_from: str | None = None
     fresh_generator: bool = False
 

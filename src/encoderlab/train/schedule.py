@@ -13,23 +13,18 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from encoderlab.errors import ConfigError
+from encoderlab.config import Bounded, NonNegative, Positive, PositiveShare, Share
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Schedule:
+class _Schedule(Bounded):
     """The field of all schedules: ``warmup``, in steps if it is at least 1, else as a share of the budget."""
 
-    warmup: float = 0.0
+    warmup: NonNegative = 0.0
 
     def warm(self, total: float) -> float:
         """The length of the warm-up in the unit of ``total``."""
         return self.warmup if self.warmup >= 1 else self.warmup * total
-
-
-def _check_end(end: float) -> None:
-    if not 0 <= end <= 1:
-        raise ConfigError(f"schedule.end {end} is not a share of the peak; give a number from 0 to 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,13 +59,8 @@ class Polynomial(_Schedule):
     """
 
     kind: Literal["polynomial"] = "polynomial"
-    power: float = 1.0
-    end: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check_end(self.end)
-        if not 0 < self.power < math.inf:
-            raise ConfigError(f"schedule.power {self.power} is not positive and finite; give 1.0 for a linear decay")
+    power: Positive = 1.0
+    end: Share = 0.0
 
     def share(self, spent: float, total: float) -> float:
         warm = self.warm(total)
@@ -85,10 +75,7 @@ class Cosine(_Schedule):
     """Transformer-XL: ``t / w`` up to w, then half a cosine from 1 to ``end`` (Loshchilov and Hutter, 2017)."""
 
     kind: Literal["cosine"] = "cosine"
-    end: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check_end(self.end)
+    end: Share = 0.0
 
     def share(self, spent: float, total: float) -> float:
         warm = self.warm(total)
@@ -119,14 +106,9 @@ class WarmupStableDecay(_Schedule):
     """
 
     kind: Literal["wsd"] = "wsd"
-    decay: float = 0.2
+    decay: PositiveShare = 0.2
     shape: Literal["linear", "sqrt"] = "linear"
-    end: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check_end(self.end)
-        if not 0 < self.decay <= 1:
-            raise ConfigError(f"schedule.decay is {self.decay}; give a share of the budget above 0 and at most 1")
+    end: Share = 0.0
 
     def share(self, spent: float, total: float) -> float:
         warm = self.warm(total)

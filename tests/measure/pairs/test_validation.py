@@ -53,4 +53,4 @@ def test_bad_pairs_are_refused_before_the_first_step(place: Path, capsys: pytest
     assert train(place, "roberta-tiny", "--set", f"evaluation.pairs={{data: [{place / 'odd.txt'}]}}") == 3
     assert "odd.txt:1: the second sentence" in capsys.readouterr().err and not (place / "roberta-tiny").exists()
     assert train(place, "roberta-tiny", "--set", "evaluation.pairs={data: []}") == 2
-    assert "give at least 1 of each, or null" in capsys.readouterr().err
+    assert "evaluation.pairs.data is []; give at least 1 entry" in capsys.readouterr().err

@@ -369,7 +369,7 @@ def test_ensemble_of_answers_adds_probabilities_of_texts():
 
 
 def test_settings_that_leave_no_room_are_refused():
-    with pytest.raises(ConfigError, match="max_length 0 is below 1"):
+    with pytest.raises(ConfigError, match="^max_length is 0; give at least 1"):
         FormSettings(max_length=0)
     with pytest.raises(ConfigError, match="leaves no room for the passage after a question"):
         SpanForm(task("span"), BERT, FormSettings(max_length=6)).items([qa()])

@@ -87,11 +87,11 @@ def test_further_files_have_the_labels_of_training(tmp_path, tiny, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--set", "batch=0"), "batch 0 is below 1"),
-        (("--set", "steps=-5"), "steps -5 is below 1"),
-        (("--epochs", "0"), "epochs 0 is not positive and finite"),
-        (("--set", "head_dropout=1"), "head_dropout is 1; give a number from 0"),
-        (("--set", "frozen.lstm_width=0"), "a BiLSTM of 2 layers, width 0"),
+        (("--set", "batch=0"), "batch is 0; give at least 1"),
+        (("--set", "steps=-5"), "steps is -5; give at least 1, or null"),
+        (("--epochs", "0"), "epochs is 0.0; give more than 0, such as 3"),
+        (("--set", "head_dropout=1"), "head_dropout is 1; give less than 1"),
+        (("--set", "frozen.lstm_width=0"), "frozen.lstm_width is 0; give at least 1"),
         (("--grid", "lr=1e-3,fast"), "--grid: optim.lr: .*'fast'"),
         (("--set", "lr=fast"), "--set: optim.lr: .*'fast'"),
         (("--tune", "batch=16,small"), "--tune: batch: .*'small'"),

@@ -20,7 +20,7 @@ def test_spaces_are_ranges_or_lists():
         parse_space(["lr"])
     with pytest.raises(ConfigError, match="range 3:2 is empty"):
         parse_space(["epochs=3:2"])
-    with pytest.raises(ConfigError, match="--trials 0 is not positive"):
+    with pytest.raises(ConfigError, match="^trials is 0; give at least 1"):
         Search(space=space, trials=0)
 
 

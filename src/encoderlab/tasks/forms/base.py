@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from encoderlab.config import check_least
+from encoderlab.config import Bounded, Count
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.model import Model
@@ -49,7 +49,7 @@ FLOOR = -1e30  # the score of a place that does not exist: after a window, or an
 
 
 @dataclass(frozen=True, kw_only=True)
-class FormSettings:
+class FormSettings(Bounded):
     """How examples become sequences, and how answers are read: the settings that all forms have.
 
     Each form has its own type of settings with further fields. Settings of this base type are accepted by any form.
@@ -59,10 +59,7 @@ class FormSettings:
     """
 
     kind: str = "any"
-    max_length: int = 128
-
-    def __post_init__(self) -> None:
-        check_least(self, 1, "max_length")
+    max_length: Count = 128
 
 
 class Form:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from encoderlab.batches.batch import IGNORE
-from encoderlab.config import check_shares
+from encoderlab.config import PositiveShare, Rate
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.model import Model
@@ -57,11 +57,7 @@ class LabelSettings(TextSettings):
     """
 
     balance: Literal["none", "weights", "sampling"] = "none"
-    smoothing: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_shares(self, "smoothing")
+    smoothing: Rate = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +71,8 @@ class ClassificationSettings(LabelSettings):
     """
 
     kind: Literal["classification"] = "classification"
-    precision: float | None = None
-    recall: float | None = None
+    precision: PositiveShare | None = None
+    recall: PositiveShare | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
 from encoderlab import mapped
+from encoderlab.config import Bounded, Count, Natural
 from encoderlab.errors import ConfigError
 from encoderlab.interchange import folder as folders
 from encoderlab.model import Model
@@ -38,23 +39,16 @@ Layers = Literal["embeddings", "second_to_last", "last", "weighted_last_four", "
 
 
 @dataclass(frozen=True, kw_only=True)
-class Frozen:
+class Frozen(Bounded):
     """Which activations are read, and the network that is trained on them.
 
     ``lstm_layers`` 0 is a linear probe. ``dtype``: of the activations on disk.
     """
 
     layers: Layers = "concatenated_last_four"
-    lstm_layers: int = 2
-    lstm_width: int = 768
+    lstm_layers: Natural = 2
+    lstm_width: Count = 768
     dtype: Literal["float16", "float32"] = "float16"
-
-    def __post_init__(self) -> None:
-        if self.lstm_layers < 0 or self.lstm_width < 1:
-            raise ConfigError(
-                f"a BiLSTM of {self.lstm_layers} layers, width {self.lstm_width} is empty; give lstm_layers=0 for a "
-                f"linear map, or more, and a width of at least 1"
-            )
 
     def numbers(self, depth: int) -> tuple[int, ...]:
         """Indices into ``States.layers`` (0 is the embedding output) for an encoder of ``depth`` layers."""

@@ -11,6 +11,7 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
+from encoderlab.config import PositiveShare
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.model import Model
@@ -48,8 +49,8 @@ class MultiLabelSettings(TextSettings):
     """
 
     kind: Literal["multilabel"] = "multilabel"
-    precision: float | None = None
-    recall: float | None = None
+    precision: PositiveShare | None = None
+    recall: PositiveShare | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from encoderlab.config import check_least
+from encoderlab.config import Count, NonNegative
 from encoderlab.corpus.tokenizer import Encoding, Tokenizer
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.model import Model
@@ -123,16 +123,12 @@ class SpanSettings(FormSettings):
     """
 
     kind: Literal["span"] = "span"
-    stride: int = 128
-    query_length: int = 64
-    answer_length: int = 30
-    n_best: int = 20
-    beam: int | None = None
-    impossible_weight: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_least(self, 1, "stride", "query_length", "answer_length", "n_best", "beam")
+    stride: Count = 128
+    query_length: Count = 64
+    answer_length: Count = 30
+    n_best: Count = 20
+    beam: Count | None = None
+    impossible_weight: NonNegative = 0.5
 
 
 class SpanForm(Form):

@@ -5,15 +5,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from encoderlab.config import check_least
 from encoderlab.corpus.tokenizer import Encoding
-from encoderlab.errors import ConfigError, DataError
+from encoderlab.errors import DataError
 from encoderlab.nn.encoder import States
 from encoderlab.nn.heads import ClassificationHead
 from encoderlab.nn.noise import Noise
@@ -40,13 +40,7 @@ class TextSettings(FormSettings):
 
     pairs: bool | None = None
     swap: bool = False
-    windows: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_least(self, 1, "windows")
-        if self.windows >= OPTIONS:
-            raise ConfigError(f"windows is {self.windows}; set at most {OPTIONS - 1}")
+    windows: Annotated[int, Field(ge=1, lt=OPTIONS)] = 1
 
 
 class TextForm(Form):

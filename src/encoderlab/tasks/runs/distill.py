@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from encoderlab.batches.batch import Batch
+from encoderlab.config import Bounded, Positive, Share
 from encoderlab.errors import ConfigError
 from encoderlab.inference import reading_apart
 from encoderlab.interchange.load import load
@@ -34,7 +35,7 @@ from encoderlab.tasks.runs.predict import task_of_model
 
 
 @dataclass(frozen=True, kw_only=True)
-class Teaching:
+class Teaching(Bounded):
     """The teacher, and its share of the loss. Defaults are those of DistilBERT's code for SQuAD.
 
     Args:
@@ -44,14 +45,8 @@ class Teaching:
     """
 
     teacher: str = ""
-    temperature: float = 2.0
-    weight: float = 0.5
-
-    def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise ConfigError(f"temperature {self.temperature} is not positive; give a number above 0, such as 2")
-        if not 0 <= self.weight <= 1:
-            raise ConfigError(f"the teacher's weight is {self.weight}; give a number from 0 to 1")
+    temperature: Positive = 2.0
+    weight: Share = 0.5
 
 
 class TaughtObjective(TaskObjective):

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import safetensors.torch
 
-from encoderlab.config import to_dict
+from encoderlab.config import Count, Natural, Positive, Rate, to_dict
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.interchange.files import SAFE
 from encoderlab.model import Model, weights_hash
@@ -95,20 +95,20 @@ class FinetuneRecipe(Training):
 
     name: str = "finetune"
     form: Settings = FormSettings()
-    epochs: float = 3.0
-    steps: int | None = None
-    least_updates: int = 0
-    batch: int = 32
+    epochs: Positive = 3.0
+    steps: Count | None = None
+    least_updates: Natural = 0
+    batch: Count = 32
     packing: Packing = "packed"
-    row_length: int | None = None
-    dropout: float | None = None
+    row_length: Count | None = None
+    dropout: Rate | None = None
     head: TaskHead | None = None
-    head_dropout: float | None = None
+    head_dropout: Rate | None = None
     frozen: Frozen | None = None
     sift: SiFT | None = None
     distill: Teaching | None = None
     select: Literal["best_epoch", "last"] = "best_epoch"
-    patience: int | None = None
+    patience: Count | None = None
     optim: Optim = AdamW(lr=5e-5, eps=1e-6, weight_decay=0.01)
     schedule: Schedule = Polynomial(warmup=0.1)
     checkpoints: Checkpoints = Checkpoints(minutes=10.0, keep=1)
@@ -117,17 +117,6 @@ class FinetuneRecipe(Training):
         super().__post_init__()
         if self.patience is not None and self.select != "best_epoch":
             raise ConfigError("patience needs select=best_epoch; set it, or leave patience unset")
-        for name in ("batch", "steps", "row_length", "patience"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} {value} is below 1; give at least 1")
-        if not 0 < self.epochs < math.inf:
-            raise ConfigError(f"epochs {self.epochs:g} is not positive and finite; give a number such as 3")
-        for name in ("dropout", "head_dropout"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < 1:
-                raise ConfigError(f"{name} is {value:g}; give a number from 0 up to, not including, 1")
-
         for first, second in EXCLUSIVE:
             if getattr(self, first) is not None and getattr(self, second) is not None:
                 raise ConfigError(f"{first} and {second} exclude each other; leave one of them unset")

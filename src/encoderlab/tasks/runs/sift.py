@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from encoderlab.batches.batch import Batch
+from encoderlab.config import Bounded, NonNegative
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
 from encoderlab.nn.encoder import States
@@ -32,7 +33,7 @@ WEYL = 0x9E3779B97F4A7C1  # odd, so that products with it are different words
 
 
 @dataclass(frozen=True, kw_only=True)
-class SiFT:
+class SiFT(Bounded):
     """The adversarial term.
 
     Args:
@@ -41,9 +42,9 @@ class SiFT:
         step: length of the step along the gradient.
     """
 
-    weight: float = 5.0
-    start: float = 1e-2
-    step: float = 1e-4
+    weight: NonNegative = 5.0
+    start: NonNegative = 1e-2
+    step: NonNegative = 1e-4
 
 
 class SiFTObjective(TaskObjective):

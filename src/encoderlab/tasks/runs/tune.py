@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from encoderlab.config import parse_value
+from encoderlab.config import Bounded, Count, parse_value
 from encoderlab.errors import ConfigError, Diverged, MissingDependency
 from encoderlab.files import write_json
 from encoderlab.model import Model, weights_hash
@@ -36,7 +36,7 @@ Space = Mapping[str, Range | tuple[Any, ...]]  # by the path of a field: a range
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search:
+class Search(Bounded):
     """A search space and the number of points to try.
 
     Raises:
@@ -44,11 +44,7 @@ class Search:
     """
 
     space: Space
-    trials: int = 20
-
-    def __post_init__(self) -> None:
-        if self.trials < 1:
-            raise ConfigError(f"--trials {self.trials} is not positive; give at least 1")
+    trials: Count = 20
 
 
 def parse_space(words: Sequence[str]) -> dict[str, Range | tuple[Any, ...]]:

@@ -20,14 +20,11 @@ class Wanted(NamedTuple):
         """What the fields ``precision`` and ``recall`` of settings ask for; None if they ask for nothing.
 
         Raises:
-            ConfigError: both are given, or one is not above 0 and at most 1.
+            ConfigError: both are given.
         """
         wanted = cls(settings.precision, settings.recall)
         if wanted == (None, None):
             return None
-        for name, value in zip(cls._fields, wanted, strict=True):
-            if value is not None and not 0 < value <= 1:
-                raise ConfigError(f"form.{name} {value:g} is not above 0 and at most 1; set it to 0.9, say")
         if None not in wanted:
             raise ConfigError("form.precision and form.recall: a threshold has one of them; leave the other unset")
         return wanted
