@@ -95,11 +95,16 @@ Measure = Pairs | Finetune | Probe
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A claim to test: arm ``better`` is better ``than`` another arm ``by`` a measure (None: by every one)."""
+    """A claim to test: arm ``better`` is better ``than`` another arm ``by`` a measure (None: by every one).
+
+    ``text`` says what is claimed, and ``source`` by whom and with which numbers.
+    """
 
     better: str
     than: str
     by: str | None = None
+    text: str = ""
+    source: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,27 @@
+"""The ledger of claims is what the studies found, and every claim says what it tests and whose it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.studies.claims import HERE, PAGE, STUDIES, judged, page
+from encoderlab.study.file import read
+
+FOUND = {"by": "loss", "amount": 1e13, "seeds": 3, "difference": 0.2, "low": 0.1, "high": 0.3, "needed": 4}
+
+
+def test_the_page_is_what_was_found() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "run: python -m benchmarks.studies.claims"
+    assert set(STUDIES) == {path.stem for path in HERE.glob("*.yaml")}
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_claim_names_its_source(name: str) -> None:
+    study, _ = read(HERE / f"{name}.yaml")
+    assert study.claims and all(claim.text and claim.source for claim in study.claims)
+
+
+def test_what_is_judged() -> None:
+    assert judged(FOUND | {"verdict": "holds"}) == "| 1e+13, 3 | loss +0.2 (+0.1 to +0.3) | **holds** |"
+    told = judged(FOUND | {"by": "blimp", "verdict": "cannot be told at this budget"})
+    assert told == "| 1e+13, 3 | blimp +20 (+10 to +30) | cannot be told; 4 seeds, 8.0e+13 |"
