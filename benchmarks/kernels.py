@@ -24,7 +24,7 @@ from encoderlab.nn.kernels import plain
 from encoderlab.nn.noise import Noise
 
 ROWS, LENGTH, HEAD, RATE = 32, 128, 64, 0.1
-KEYS = Noise(0, 0, torch.arange(ROWS)).keys
+SEEDS = Noise(0, 0, torch.arange(ROWS)).seeds
 
 
 def compare(name: str, contenders: dict[str, Callable[[], object]], rounds: int) -> None:
@@ -65,18 +65,18 @@ def operations(width: int, dtype: torch.dtype, rounds: int) -> None:
     (x, r), (w, b) = leaves(dtype, *[(ROWS, LENGTH, width)] * 2), leaves(dtype, (width,), (width,))
     contenders = {
         "torch": training(lambda x: F.dropout(x, RATE), x),
-        "plain": training(lambda x: plain.dropout(x, RATE, KEYS, 0), x),
-        "kernel": training(lambda x: kernels.dropout(x, RATE, KEYS, 0), x),
+        "plain": training(lambda x: plain.dropout(x, RATE, SEEDS, 0), x),
+        "kernel": training(lambda x: kernels.dropout(x, RATE, SEEDS, 0), x),
     }
     compare("dropout", contenders, rounds)
     contenders = {
         "torch": training(lambda x, r, w, b: F.layer_norm(r + F.dropout(x, RATE), (width,), w, b), x, r, w, b),
         "torch without dropout": training(lambda x, r, w, b: F.layer_norm(r + x, (width,), w, b), x, r, w, b),
-        "kernel": training(lambda x, r, w, b: kernels.dropout_add_norm(x, r, w, b, 1e-12, RATE, KEYS, 0), x, r, w, b),
+        "kernel": training(lambda x, r, w, b: kernels.dropout_add_norm(x, r, w, b, 1e-12, RATE, SEEDS, 0), x, r, w, b),
     }
     compare("dropout + add + LayerNorm", contenders, rounds)
     (up, bias, down) = leaves(dtype, (inner, width), (inner,), (width, inner))
-    drop = {"p": RATE, "keys": KEYS, "site": 0}
+    drop = {"p": RATE, "seeds": SEEDS, "site": 0}
     contenders = {
         "torch": training(
             lambda x, u, c, d: F.linear(F.dropout(F.gelu(F.linear(x, u, c)), RATE), d), x, up, bias, down
@@ -89,7 +89,7 @@ def operations(width: int, dtype: torch.dtype, rounds: int) -> None:
     contenders = {
         "torch": training(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=RATE), *qkv),
         "torch without dropout": training(lambda q, k, v: F.scaled_dot_product_attention(q, k, v), *qkv),
-        "kernel": training(lambda q, k, v: kernels.attend(q, k, v, scale=scale, p=RATE, keys=KEYS), *qkv),
+        "kernel": training(lambda q, k, v: kernels.attend(q, k, v, scale=scale, p=RATE, seeds=SEEDS), *qkv),
     }
     compare("attention", contenders, rounds)
     rows = leaves(dtype, *[(2 * LENGTH - 1, heads, HEAD)] * 2)
@@ -99,7 +99,7 @@ def operations(width: int, dtype: torch.dtype, rounds: int) -> None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=RATE)
 
     def as_rows(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        return kernels.attend(q, k, v, scale=scale, p=RATE, keys=KEYS, relative=kernels.Relative(a, b))
+        return kernels.attend(q, k, v, scale=scale, p=RATE, seeds=SEEDS, relative=kernels.Relative(a, b))
 
     contenders = {"torch, skewed bias": training(as_bias, *qkv, *rows), "kernel": training(as_rows, *qkv, *rows)}
     compare("disentangled attention", contenders, rounds)
@@ -155,10 +155,10 @@ def layer(width: int, dtype: torch.dtype, rounds: int) -> None:
         return F.layer_norm(x + F.dropout(change, rate), (width,), w2, b2)
 
     def of_kernels(x: Tensor, *_: Tensor) -> Tensor:
-        a = kernels.attend_packed(F.linear(x, qkv, qkv_bias), heads, scale=scale, p=RATE, keys=KEYS)
-        x = kernels.dropout_add_norm(F.linear(a, out), x, w1, b1, 1e-12, RATE, KEYS, 1, x_bias=out_bias)
+        a = kernels.attend_packed(F.linear(x, qkv, qkv_bias), heads, scale=scale, p=RATE, seeds=SEEDS)
+        x = kernels.dropout_add_norm(F.linear(a, out), x, w1, b1, 1e-12, RATE, SEEDS, 1, x_bias=out_bias)
         change = kernels.feed_forward(x, up, up_bias, down)
-        return kernels.dropout_add_norm(change, x, w2, b2, 1e-12, RATE, KEYS, 2, x_bias=down_bias)
+        return kernels.dropout_add_norm(change, x, w2, b2, 1e-12, RATE, SEEDS, 2, x_bias=down_bias)
 
     states, inner = torch.randn(tokens, width, dtype=dtype), torch.randn(tokens, 4 * width, dtype=dtype)
     pairs = torch.randn(ROWS * heads, LENGTH, HEAD, dtype=dtype)

@@ -144,5 +144,5 @@ def test_deberta_drops_what_its_tags_are_made_of() -> None:
         head.dense.bias.fill_(50.0)
         head.out.weight.copy_(torch.eye(64))
         head.out.bias.zero_()
-        found = head(torch.randn(20, 64), Noise(0, 0, torch.arange(20)).keys)
+        found = head(torch.randn(20, 64), Noise(0, 0, torch.arange(20)).seeds)
     assert 0.4 < float((found == 0).float().mean()) < 0.6 and float(found[found != 0].min()) > 50

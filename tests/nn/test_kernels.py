@@ -18,7 +18,7 @@ from encoderlab.errors import ConfigError
 from encoderlab.nn import kernels, noise
 from encoderlab.nn.kernels import build, cpu, plain
 from encoderlab.nn.positions import rotations
-from tests.nn.twins import KEYS, TERMS, agree, masks, normal, relative
+from tests.nn.twins import SEEDS, TERMS, agree, masks, normal, relative
 
 compiled = pytest.mark.skipif(not build.available(), reason="no C++ compiler")
 FLOAT = (torch.float32, torch.bfloat16)
@@ -29,10 +29,10 @@ FLOAT = (torch.float32, torch.bfloat16)
 
 def test_plain_dropout_scales_what_it_keeps():
     x = normal(4, 9, 40)
-    kept = noise.kept(KEYS, 2, (4, 9, 40), 0.3)
-    assert torch.equal(plain.dropout(x, 0.3, KEYS, 2), torch.where(kept, x * (1 / 0.7), 0.0))
+    kept = noise.kept(SEEDS, 2, (4, 9, 40), 0.3)
+    assert torch.equal(plain.dropout(x, 0.3, SEEDS, 2), torch.where(kept, x * (1 / 0.7), 0.0))
     assert plain.dropout(x, 0.3, None, 2) is x
-    assert plain.dropout(x, 0.0, KEYS, 2) is x
+    assert plain.dropout(x, 0.0, SEEDS, 2) is x
 
 
 def test_plain_attention_is_torch_s():
@@ -49,22 +49,22 @@ def test_plain_twins_pass_gradcheck(p):
     def leaf(*shape: int, seed: int = 0) -> Tensor:
         return normal(*shape, seed=seed).double().requires_grad_()
 
-    keys = KEYS[:2]
+    seeds = SEEDS[:2]
     visible = normal(2, 1, 3, 5, seed=9) > -0.5
     visible[0, 0, 1] = False
     check = torch.autograd.gradcheck
-    assert check(lambda x: plain.dropout(x, p, keys, 0), leaf(2, 3, 4))
+    assert check(lambda x: plain.dropout(x, p, seeds, 0), leaf(2, 3, 4))
     assert check(
-        lambda x, r, w, b, c: plain.dropout_add_norm(x, r, w, b, 1e-5, p, keys, 0, x_bias=c),
+        lambda x, r, w, b, c: plain.dropout_add_norm(x, r, w, b, 1e-5, p, seeds, 0, x_bias=c),
         (leaf(2, 3, 4), leaf(2, 3, 4, seed=1), leaf(4, seed=2), leaf(4, seed=3), leaf(4, seed=4)),
     )
     for tanh in (False, True):
         assert check(
-            lambda x, u, b, d, tanh=tanh: plain.feed_forward(x, u, b, d, tanh=tanh, p=p, keys=keys, site=0),
+            lambda x, u, b, d, tanh=tanh: plain.feed_forward(x, u, b, d, tanh=tanh, p=p, seeds=seeds, site=0),
             (leaf(2, 3, 4), leaf(5, 4, seed=1), leaf(5, seed=2), leaf(4, 5, seed=3)),
         )
     assert check(
-        lambda q, k, v, b: plain.attend(q, k, v, bias=b, visible=visible, scale=0.5, p=p, keys=keys, site=0),
+        lambda q, k, v, b: plain.attend(q, k, v, bias=b, visible=visible, scale=0.5, p=p, seeds=seeds, site=0),
         (leaf(2, 2, 3, 4), leaf(2, 2, 5, 4, seed=1), leaf(2, 2, 5, 3, seed=2), leaf(1, 2, 3, 5, seed=3)),
     )
     different = normal(2, 1, 3, 5, seed=8) > 0
@@ -90,15 +90,15 @@ def test_plain_twins_pass_gradcheck(p):
 @pytest.mark.parametrize("width", [1, 7, 31, 32, 33, 64, 100, 256])
 def test_dropout(width, dtype):
     x = normal(4, 3, 2, width)
-    agree(lambda x: kernels.dropout(x, 0.3, KEYS, 5), lambda x: plain.dropout(x, 0.3, KEYS, 5), [x], dtype)
-    kept = kernels.dropout(torch.ones(4, 6, width), 0.3, KEYS, 5) != 0
-    assert torch.equal(kept, noise.kept(KEYS, 5, (4, 6, width), 0.3))
+    agree(lambda x: kernels.dropout(x, 0.3, SEEDS, 5), lambda x: plain.dropout(x, 0.3, SEEDS, 5), [x], dtype)
+    kept = kernels.dropout(torch.ones(4, 6, width), 0.3, SEEDS, 5) != 0
+    assert torch.equal(kept, noise.kept(SEEDS, 5, (4, 6, width), 0.3))
 
 
 @compiled
 def test_dropout_takes_one_key_for_every_first_index_only():
-    with pytest.raises(ValueError, match="4 keys for 3 rows"):
-        kernels.dropout(torch.ones(3, 5), 0.1, KEYS, 0)
+    with pytest.raises(ValueError, match="4 seeds for 3 rows"):
+        kernels.dropout(torch.ones(3, 5), 0.1, SEEDS, 0)
 
 
 @compiled
@@ -119,7 +119,7 @@ def test_dropout_add_norm(width, p, parts, dtype):
 
     def call(module):
         how = {"center": parts != "rms"}
-        return lambda x, r, w, b, c: module.dropout_add_norm(x, r, w, b, 1e-5, p, KEYS, 3, x_bias=c, **how)
+        return lambda x, r, w, b, c: module.dropout_add_norm(x, r, w, b, 1e-5, p, SEEDS, 3, x_bias=c, **how)
 
     agree(call(kernels), call(plain), inputs, dtype)
 
@@ -144,7 +144,7 @@ def test_dropout_add_then_norm(width, p, parts, dtype):
     def call(module):
         def both(r, x, w, b, c):
             how = {"x_bias": c, "center": parts != "rms"}
-            sums, normed = module.dropout_add_then_norm(x, r, w, b, 1e-5, p, KEYS, 3, **how)
+            sums, normed = module.dropout_add_then_norm(x, r, w, b, 1e-5, p, SEEDS, 3, **how)
             return torch.cat([sums, normed.to(sums.dtype)])
 
         return both
@@ -187,7 +187,7 @@ def test_feed_forward(shape, inner, kind, p, tanh, dtype):
     gated = kind.startswith("gated")
 
     def call(module):
-        return lambda *a: module.feed_forward(*a, tanh=tanh, gated=gated, p=p, keys=KEYS, site=1)
+        return lambda *a: module.feed_forward(*a, tanh=tanh, gated=gated, p=p, seeds=SEEDS, site=1)
 
     rows = 2 * inner if gated else inner
     bias = None if kind.endswith("bare") else normal(rows, seed=2)
@@ -217,7 +217,7 @@ def test_attend(shape, p, mask):
 
     def call(module):
         def attend(q, k, v, bias):
-            return module.attend(q, k, v, bias=bias, visible=visible, scale=K**-0.5, p=p, keys=KEYS, site=1)
+            return module.attend(q, k, v, bias=bias, visible=visible, scale=K**-0.5, p=p, seeds=SEEDS, site=1)
 
         return attend
 
@@ -237,7 +237,7 @@ def test_attend_within_reach(shape, reach, mask):
     visible = masks(L, M)[mask]
 
     def call(module):
-        how = {"visible": visible, "scale": K**-0.5, "p": 0.2, "keys": KEYS, "site": 1, "reach": reach}
+        how = {"visible": visible, "scale": K**-0.5, "p": 0.2, "seeds": SEEDS, "site": 1, "reach": reach}
         return lambda q, k, v, bias: module.attend(q, k, v, bias=bias, **how)
 
     q, k, v = normal(4, 2, L, K), normal(4, 2, M, K, seed=1), normal(4, 2, M, K, seed=2)
@@ -255,7 +255,7 @@ def test_rotary_attention(L, K, reach, mask):
     rotation = rotations(torch.arange(L), K, 50.0)
 
     def call(module):
-        how = {"visible": visible, "scale": K**-0.5, "p": 0.2, "keys": KEYS, "site": 1, "reach": reach}
+        how = {"visible": visible, "scale": K**-0.5, "p": 0.2, "seeds": SEEDS, "site": 1, "reach": reach}
         return lambda qkv: module.attend_packed(qkv, 2, rotation=rotation, **how)
 
     qkv = normal(4, L, 6 * K)
@@ -328,7 +328,7 @@ def test_attend_relative(shape, terms, mask):
 
     def call(module):
         def attend(q, k, v, *parts):
-            return module.attend(q, k, v, visible=visible, scale=0.2, p=0.2, keys=KEYS, site=1, relative=make(*parts))
+            return module.attend(q, k, v, visible=visible, scale=0.2, p=0.2, seeds=SEEDS, site=1, relative=make(*parts))
 
         return attend
 
@@ -379,7 +379,7 @@ def test_attend_packed(mask, dtype):
     visible = masks(40, 40)[mask]
 
     def call(module):
-        return lambda qkv: module.attend_packed(qkv, 3, visible=visible, scale=0.25, p=0.2, keys=KEYS, site=1)
+        return lambda qkv: module.attend_packed(qkv, 3, visible=visible, scale=0.25, p=0.2, seeds=SEEDS, site=1)
 
     agree(call(kernels), call(plain), [normal(4, 40, 3 * 3 * 16)], dtype)
 
@@ -395,7 +395,7 @@ def test_attend_is_finite_at_extremes(module, dtype):
     bias = torch.zeros(2, 2, 8, 8)
     bias[1, :, :, 3] = float("-inf")
     bias[1, :, :, 4] = torch.finfo(dtype).min
-    out = module.attend(q, k, v, bias=bias.to(dtype), visible=visible, scale=1.0, p=0.1, keys=KEYS[:2], site=0)
+    out = module.attend(q, k, v, bias=bias.to(dtype), visible=visible, scale=1.0, p=0.1, seeds=SEEDS[:2], site=0)
     assert (out[0] == 0).all() and out.isfinite().all()
     out.float().sum().backward()
     for x in (q, k, v):
@@ -438,7 +438,7 @@ def test_mixed_attention(length, heads, width, taps, p, packed, dtype):
     visible = None if doc is None else ((doc[:, :, None] == doc[:, None]) & (doc >= 0)[:, None])[:, None]
 
     def call(qkv, *rest):
-        how = {"visible": visible, "doc": doc, "scale": 0.3, "p": p, "keys": KEYS, "site": 2}
+        how = {"visible": visible, "doc": doc, "scale": 0.3, "p": p, "seeds": SEEDS, "site": 2}
         return kernels.mixed_attention(qkv, *rest, heads, **how)
 
     weight, bias = normal(heads * taps, inner, seed=3) / inner**0.5, normal(heads * taps, seed=4)
@@ -452,7 +452,7 @@ def test_mixed_attention(length, heads, width, taps, p, packed, dtype):
 @compiled
 def test_a_second_backward_pass_finds_what_the_first_found():
     x, up, up_bias, down = (normal(*n).requires_grad_() for n in ((4, 5, 8), (12, 8), (12,), (8, 12)))
-    out = kernels.feed_forward(x, up, up_bias, down, p=0.2, keys=KEYS, site=1).square().sum()
+    out = kernels.feed_forward(x, up, up_bias, down, p=0.2, seeds=SEEDS, site=1).square().sum()
     first, second = (torch.autograd.grad(out, (x, up, up_bias, down), retain_graph=kept) for kept in (True, False))
     for one, other in zip(first, second, strict=True):
         assert torch.equal(one, other)
@@ -599,8 +599,8 @@ def test_results_do_not_depend_on_the_number_of_threads():
             torch.set_num_threads(threads)
             leaves = [t.clone().requires_grad_() for t in (x, residual, w, q, k, v)]
             a, b, c, *heads = leaves
-            out = kernels.dropout_add_norm(a, b, c, w, 1e-5, 0.1, KEYS, 0, x_bias=w)
-            attended = kernels.attend(*heads, scale=0.2, p=0.1, keys=KEYS, site=1)
+            out = kernels.dropout_add_norm(a, b, c, w, 1e-5, 0.1, SEEDS, 0, x_bias=w)
+            attended = kernels.attend(*heads, scale=0.2, p=0.1, seeds=SEEDS, site=1)
             (out.pow(2).sum() + attended.pow(2).sum()).backward()
             product = cpu.products.product(left, right)
             results.append([out, attended, product, *(t.grad for t in leaves)])
@@ -613,8 +613,8 @@ def test_results_do_not_depend_on_the_number_of_threads():
 def test_batch_split_gives_equal_rows():
     x = normal(4, 9, 64)
     w = normal(64, seed=1)
-    whole = kernels.dropout_add_norm(x, x, w, w, 1e-5, 0.1, KEYS, 0)
-    rows = [(x[i : i + 1], KEYS[i : i + 1]) for i in range(4)]
+    whole = kernels.dropout_add_norm(x, x, w, w, 1e-5, 0.1, SEEDS, 0)
+    rows = [(x[i : i + 1], SEEDS[i : i + 1]) for i in range(4)]
     parts = [kernels.dropout_add_norm(one, one, w, w, 1e-5, 0.1, key, 0) for one, key in rows]
     assert torch.equal(whole, torch.cat(parts))
 
@@ -628,22 +628,24 @@ def test_compiles_without_graph_breaks():
     up, down = normal(64, 32, seed=2) / 6, normal(32, 64, seed=3) / 8
     qkv_weight = normal(96, 32, seed=4) / 6
 
-    def layer(x: Tensor, keys: Tensor, bias: Tensor) -> Tensor:
+    def layer(x: Tensor, seeds: Tensor, bias: Tensor) -> Tensor:
         qkv = x @ qkv_weight.T
         q, k, v = (part.unflatten(-1, (2, 16)).transpose(1, 2) for part in qkv.chunk(3, -1))
-        a = kernels.attend(q, k, v, bias=bias, scale=0.25, p=0.1, keys=keys, site=0).transpose(1, 2).flatten(2)
+        a = kernels.attend(q, k, v, bias=bias, scale=0.25, p=0.1, seeds=seeds, site=0).transpose(1, 2).flatten(2)
         rows = kernels.Relative(query_rows=qkv_weight[:23].unflatten(1, (2, 16)))
-        a = a + kernels.attend(q, k, v, scale=0.25, p=0.1, keys=keys, site=6, relative=rows).transpose(1, 2).flatten(2)
-        a = a + kernels.attend_packed(qkv, 2, scale=0.25, p=0.1, keys=keys, site=5)
-        x = kernels.dropout_add_norm(a, x, weight, shift, 1e-5, 0.1, keys, 1)
-        x = x + kernels.feed_forward(x, up, up_bias, down, p=0.1, keys=keys, site=3)
-        return kernels.dropout(x, 0.1, keys, 2)
+        a = a + kernels.attend(q, k, v, scale=0.25, p=0.1, seeds=seeds, site=6, relative=rows).transpose(1, 2).flatten(
+            2
+        )
+        a = a + kernels.attend_packed(qkv, 2, scale=0.25, p=0.1, seeds=seeds, site=5)
+        x = kernels.dropout_add_norm(a, x, weight, shift, 1e-5, 0.1, seeds, 1)
+        x = x + kernels.feed_forward(x, up, up_bias, down, p=0.1, seeds=seeds, site=3)
+        return kernels.dropout(x, 0.1, seeds, 2)
 
     x, bias = normal(4, 12, 32), normal(1, 2, 12, 12, seed=5)
     results = []
     for function in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):
         leaves = [x.clone().requires_grad_(), bias.clone().requires_grad_()]
-        out = function(leaves[0], KEYS, leaves[1])
+        out = function(leaves[0], SEEDS, leaves[1])
         out.pow(2).sum().backward()
         results.append([out, *(leaf.grad for leaf in leaves)])
     for one, two in zip(*results, strict=True):
@@ -669,7 +671,7 @@ def test_the_loss_compiles_without_graph_breaks():
 
 def test_double_precision_runs_the_plain_twins():
     x = normal(4, 3, 8).double()
-    assert torch.equal(kernels.dropout(x, 0.1, KEYS, 0), plain.dropout(x, 0.1, KEYS, 0))
+    assert torch.equal(kernels.dropout(x, 0.1, SEEDS, 0), plain.dropout(x, 0.1, SEEDS, 0))
     up, bias = normal(5, 8).double(), normal(5).double()
     assert kernels.feed_forward(x, up, bias, up.T).dtype == torch.float64
 

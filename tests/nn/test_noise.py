@@ -15,8 +15,8 @@ from encoderlab.nn.noise import Noise
 LIMIT = 5.0  # standard deviations; every seed is fixed, so a test that passes once always passes
 
 
-def keys(count: int, *, step: int = 0, seed: int = 0) -> torch.Tensor:
-    return Noise(seed, step, torch.arange(count)).keys
+def seeds(count: int, *, step: int = 0, seed: int = 0) -> torch.Tensor:
+    return Noise(seed, step, torch.arange(count)).seeds
 
 
 def deviation(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -51,7 +51,7 @@ def test_values_are_those_of_the_definition():
 
 @pytest.mark.parametrize("p", [0.0, 1e-4, 0.1, 0.15, 0.5, 0.9])
 def test_rate(p):
-    kept = noise.kept(keys(64), 0, (64, 128, 256), p)
+    kept = noise.kept(seeds(64), 0, (64, 128, 256), p)
     realised = 1 - ((noise.threshold(p) >> 16) + 32768) / 65536
     assert abs(realised - (1 - p)) < 1e-5
     error = kept.double().mean().item() - realised
@@ -65,7 +65,7 @@ def test_rate_outside_its_range_is_an_error():
 
 
 def test_means_of_rows_scatter_as_independent_ones_do():
-    masks = (noise.kept(keys(64), site, (64, 32, 256), 0.1) for site in range(16))
+    masks = (noise.kept(seeds(64), site, (64, 32, 256), 0.1) for site in range(16))
     means = torch.cat([mask.flatten(1).double().mean(1) for mask in masks])
     z = (means - 0.9) / math.sqrt(0.09 / (32 * 256))
     assert abs(z.std().item() - 1) < 0.1
@@ -75,7 +75,7 @@ def test_means_of_rows_scatter_as_independent_ones_do():
 @pytest.mark.parametrize("p", [0.1, 0.5])
 def test_neighbours_are_independent(p):
     """Chi-square of the 256 patterns of eight: in a row, 16 apart (halves of one word), and across positions."""
-    kept = noise.kept(keys(16), 3, (16, 256, 512), p)
+    kept = noise.kept(seeds(16), 3, (16, 256, 512), p)
     share = 1 - ((noise.threshold(p) >> 16) + 32768) / 65536
     groups = {
         "beside": kept.reshape(-1, 8),
@@ -96,7 +96,7 @@ def test_neighbours_are_independent(p):
 @pytest.mark.parametrize("p", [0.1, 0.5])
 def test_no_lag_correlates(p):
     """Autocorrelation at every distance, by Fourier transform; without the Weyl step powers of two stand out."""
-    signal = noise.kept(keys(32), 1, (32, 1 << 16), p).float()
+    signal = noise.kept(seeds(32), 1, (32, 1 << 16), p).float()
     signal -= signal.mean()
     n = signal.shape[1]
     spectrum = torch.fft.rfft(signal, 2 * n)
@@ -108,7 +108,7 @@ def test_no_lag_correlates(p):
 
 
 def test_attention_masks_do_not_correlate_over_queries_and_keys():
-    kept = noise.kept_pairs(keys(16), 0, 4, 64, 128, 0.1).flatten(0, 1).float()
+    kept = noise.kept_pairs(seeds(16), 0, 4, 64, 128, 0.1).flatten(0, 1).float()
     kept -= kept.mean()
     spectrum = torch.fft.rfft2(kept, s=(128, 256))
     correlation = torch.fft.irfft2(spectrum * spectrum.conj(), s=(128, 256)).sum(0)
@@ -123,9 +123,9 @@ def test_attention_masks_do_not_correlate_over_queries_and_keys():
 
 def test_rows_sites_steps_seeds_and_layers_are_independent():
     shape = (16, 32, 128)
-    masks = {f"site {s}": noise.kept(keys(16), s, shape, 0.1) for s in range(8)}
-    masks |= {f"step {s}": noise.kept(keys(16, step=s), 0, shape, 0.1) for s in range(1, 8)}
-    masks |= {f"seed {s}": noise.kept(keys(16, seed=s), 0, shape, 0.1) for s in range(1, 8)}
+    masks = {f"site {s}": noise.kept(seeds(16), s, shape, 0.1) for s in range(8)}
+    masks |= {f"step {s}": noise.kept(seeds(16, step=s), 0, shape, 0.1) for s in range(1, 8)}
+    masks |= {f"seed {s}": noise.kept(seeds(16, seed=s), 0, shape, 0.1) for s in range(1, 8)}
     masks |= {f"layer {i}": noise.kept(Noise(0, 0, torch.arange(16)).layer(i), 0, shape, 0.1) for i in range(8)}
     masks |= {f"row {r}": masks["site 0"].roll(r, 0) for r in range(1, 8)}
     names = list(masks)
@@ -135,21 +135,21 @@ def test_rows_sites_steps_seeds_and_layers_are_independent():
 
 
 def test_heads_are_independent():
-    masks = noise.kept_pairs(keys(16), 0, 6, 32, 64, 0.1).unbind(1)
+    masks = noise.kept_pairs(seeds(16), 0, 6, 32, 64, 0.1).unbind(1)
     assert all(abs(deviation(masks[i], masks[j])) < LIMIT for i in range(6) for j in range(i))
 
 
 def test_masks_do_not_depend_on_the_batch_split():
     rows = torch.tensor([5, 900, 3, 2**40])
-    whole = noise.kept(Noise(1, 2, rows).keys, 4, (4, 7, 33), 0.3)
-    parts = [noise.kept(Noise(1, 2, rows[i : i + 1]).keys, 4, (1, 7, 33), 0.3) for i in range(4)]
+    whole = noise.kept(Noise(1, 2, rows).seeds, 4, (4, 7, 33), 0.3)
+    parts = [noise.kept(Noise(1, 2, rows[i : i + 1]).seeds, 4, (1, 7, 33), 0.3) for i in range(4)]
     assert torch.equal(whole, torch.cat(parts))
-    assert torch.equal(whole.flip(0), noise.kept(Noise(1, 2, rows.flip(0)).keys, 4, (4, 7, 33), 0.3))
+    assert torch.equal(whole.flip(0), noise.kept(Noise(1, 2, rows.flip(0)).seeds, 4, (4, 7, 33), 0.3))
 
 
 def test_masks_do_not_depend_on_the_padded_length():
-    assert torch.equal(noise.kept(keys(2), 0, (2, 9, 40), 0.3)[:, :6], noise.kept(keys(2), 0, (2, 6, 40), 0.3))
-    long, short = (noise.kept_pairs(keys(2), 0, 3, n, n, 0.3) for n in (70, 41))
+    assert torch.equal(noise.kept(seeds(2), 0, (2, 9, 40), 0.3)[:, :6], noise.kept(seeds(2), 0, (2, 6, 40), 0.3))
+    long, short = (noise.kept_pairs(seeds(2), 0, 3, n, n, 0.3) for n in (70, 41))
     assert torch.equal(long[:, :, :41, :41], short)
 
 
@@ -172,5 +172,5 @@ def test_fresh_noise_follows_torch_s_generator():
     torch.manual_seed(3)
     one, two = Noise.fresh(4), Noise.fresh(4)
     torch.manual_seed(3)
-    assert torch.equal(one.keys, Noise.fresh(4).keys)
-    assert not torch.equal(one.keys, two.keys)
+    assert torch.equal(one.seeds, Noise.fresh(4).seeds)
+    assert not torch.equal(one.seeds, two.seeds)

@@ -13,7 +13,7 @@ from encoderlab.nn.kernels import Relative
 from encoderlab.nn.noise import Noise
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # of the kernels of GPUs; on a CPU their interpreter runs
-KEYS = Noise(0, 1, torch.arange(4)).keys
+SEEDS = Noise(0, 1, torch.arange(4)).seeds
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}  # of the largest value
 
 

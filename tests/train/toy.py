@@ -65,7 +65,7 @@ class Toy(Objective):
     ) -> tuple[dict[str, Term], Memory]:
         x = self.table(batch.ids)
         before = x.new_zeros(len(x), 1, WIDTH) if memory is None or len(memory[0]) != len(x) else memory[0]
-        x = kernels.dropout(x, 0.2, None if noise is None else noise.keys, 0)
+        x = kernels.dropout(x, 0.2, None if noise is None else noise.seeds, 0)
         x = self.norm(F.gelu(self.mix(torch.cat([x, torch.cat([before, x[:, :-1]], 1)], -1))))
         targets = batch.labels["next"]
         logits = self.out(x)

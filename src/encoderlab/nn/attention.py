@@ -92,7 +92,7 @@ class Attention(nn.Module):
         how: dict[str, Any] = {
             "scale": self.scale,
             "p": self.dropout,
-            "keys": scope.keys,
+            "seeds": scope.seeds,
             "site": noise.ATTENTION_WEIGHTS,
         }
         if source is x and self.term is None and not scope.keep_keyed:
@@ -181,7 +181,7 @@ class Attention(nn.Module):
         if isinstance(self.term, ShawTerm):
             content, bias = self.term(q, scope.distances, self.scale, at=scope.at)
             return content, {"bias": bias}
-        dropout = {"keys": scope.shared_keys, "p": self.position_dropout, "site": noise.DISTANCES}
+        dropout = {"seeds": scope.shared_seeds, "p": self.position_dropout, "site": noise.DISTANCES}
         if isinstance(self.term, ShiftTerm):
             content, relative = self.term(
                 q, scope.distances, different=scope.different, reverse=scope.reverse, **dropout

@@ -152,7 +152,7 @@ class Embeddings(nn.Module):
         if mapped and adaptive is None:
             self.map = nn.Linear(embed_width, width, bias=norm == "embedding")
 
-    def forward(self, ids: Tensor, positions: Tensor | None, segments: Tensor | None, keys: Tensor | None) -> Tensor:
+    def forward(self, ids: Tensor, positions: Tensor | None, segments: Tensor | None, seeds: Tensor | None) -> Tensor:
         """ids (B, L), positions (B, L) or (1, L), segments (B, L) or None for all 0 -> (B, L, D)."""
         x = self.look_up(ids)
         if self.positions is not None:
@@ -173,7 +173,7 @@ class Embeddings(nn.Module):
             x = self.map(x)
         if self.norm is not None:
             x = self.norm(x)
-        x = kernels.dropout(x, self.dropout, keys, 0)
+        x = kernels.dropout(x, self.dropout, seeds, 0)
         return self.map(x) if self.norm_place != "width" and self.map is not None else x
 
     def look_up(self, ids: Tensor) -> Tensor:

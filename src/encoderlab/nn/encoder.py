@@ -370,9 +370,9 @@ class Block(nn.Module):
         Args:
             x: (B, L, D), the source of the queries; the output of attention is added to it.
             source: the states (B, M, D) from which keys and values are computed, or keys and values themselves.
-            scope: masks, positions and dropout keys.
+            scope: masks, positions and dropout seeds.
         """
-        keys, out = scope.keys, self.attention.out
+        seeds, out = scope.seeds, self.attention.out
         if self.pre:
             normed = self.normed(x)
             if isinstance(source, Tensor):
@@ -385,16 +385,16 @@ class Block(nn.Module):
             if self.attention_output_norm is not None:
                 change, bias = self.attention_output_norm(change if bias is None else change + bias), None
             x, normed = kernels.dropout_add_then_norm(
-                change, x, norm.weight, norm_bias(norm), self.eps, self.dropout, keys, ATTENTION_OUTPUT, x_bias=bias,
+                change, x, norm.weight, norm_bias(norm), self.eps, self.dropout, seeds, ATTENTION_OUTPUT, x_bias=bias,
                 center=self.center,
             )  # fmt: skip
-            change = self.feed_forward(normed, keys, FF_HIDDEN)
-            return x + kernels.dropout(change, self.output_dropout, keys, FF_OUTPUT), keyed
+            change = self.feed_forward(normed, seeds, FF_HIDDEN)
+            return x + kernels.dropout(change, self.output_dropout, seeds, FF_OUTPUT), keyed
         attended, keyed = self.attention(x, source, scope)
         change = F.linear(attended, out.weight)
-        x = self._join(change, out.bias, x, self.attention_norm, self.dropout, keys, ATTENTION_OUTPUT)
-        change, bias = self.feed_forward.without_bias(x, keys, FF_HIDDEN)
-        return self._join(change, bias, x, self.feed_forward_norm, self.output_dropout, keys, FF_OUTPUT), keyed
+        x = self._join(change, out.bias, x, self.attention_norm, self.dropout, seeds, ATTENTION_OUTPUT)
+        change, bias = self.feed_forward.without_bias(x, seeds, FF_HIDDEN)
+        return self._join(change, bias, x, self.feed_forward_norm, self.output_dropout, seeds, FF_OUTPUT), keyed
 
     def normed(self, x: Tensor) -> Tensor:
         """The input of attention for states x (B, L, D): x, or its norm where norms come first."""
@@ -411,12 +411,12 @@ class Block(nn.Module):
         x: Tensor,
         norm: Norm | None,
         p: float,
-        keys: Tensor | None,
+        seeds: Tensor | None,
         site: int,
     ) -> Tensor:
         """norm(x + dropout(change + bias)), in one pass over memory."""
         assert norm is not None
-        how = norm.weight, norm_bias(norm), self.eps, p, keys, site
+        how = norm.weight, norm_bias(norm), self.eps, p, seeds, site
         return kernels.dropout_add_norm(change, x, *how, x_bias=bias, center=self.center)
 
 
@@ -507,7 +507,7 @@ class Encoder(nn.Module):
                 section 3.2).
             window: a token sees at most this many keys back, itself included (Transformer-XL's ``same_length``).
             reverse: (B,) bool, rows whose tokens run backwards (XLNet's bidirectional data).
-            noise: keys of the dropout masks; in training mode, None draws them from torch's default generator.
+            noise: seeds of the dropout masks; in training mode, None draws them from torch's default generator.
             depth: number of layers to run.
             keep_keyed: return keys and values of every layer, for a query stream over all layers.
 
@@ -524,7 +524,7 @@ class Encoder(nn.Module):
             doc = torch.where(attention_mask.bool(), 0, -1)
         asking = self._asking(doc, masked)
         positions = self._positions(ids, doc, asking, positions, masked)
-        x = self.embeddings(ids, positions, segments, None if noise is None else noise.keys)
+        x = self.embeddings(ids, positions, segments, None if noise is None else noise.seeds)
         by_document = visible_by_document(doc, asking, visible, remembered)
         if masked and by_document is not None and isinstance(self.config.position, RelativeShift):
             by_document = with_itself(by_document, remembered)
@@ -546,7 +546,7 @@ class Encoder(nn.Module):
         for i, scope_of_layer in enumerate(self._of_layers(scope, noise, range(depth), 0)):
             output, keyed = self.block(i)(x, self._source(x, memory, i), scope_of_layer)
             if i == 0 and self.stem is not None:
-                output = self.stem(layers[0], output, doc, scope_of_layer.keys)
+                output = self.stem(layers[0], output, doc, scope_of_layer.seeds)
             x = output
             if i == depth - 1 and depth == self.depth:
                 x = self._finish(x, noise)
@@ -647,8 +647,8 @@ class Encoder(nn.Module):
         """Apply norm and dropout after the last layer. ``stream`` is 1 for a query stream, whose masks differ."""
         if self.norm is not None:
             x = self.norm(x)
-        keys = None if noise is None else noise.layer(self.depth)
-        return kernels.dropout(x, self.config.output_dropout, keys, stream)
+        seeds = None if noise is None else noise.layer(self.depth)
+        return kernels.dropout(x, self.config.output_dropout, seeds, stream)
 
     def _check_memory(self, memory: Sequence[Tensor] | None) -> None:
         if memory is not None and isinstance(self.config.position, (Absolute, Disentangled)):
@@ -733,7 +733,7 @@ class Encoder(nn.Module):
         return rotation, None if local is None else Nearby(local.reach, near)
 
     def _of_layers(self, scope: Scope, noise: Noise | None, layers: Sequence[int], first: int) -> list[Scope]:
-        """The scope of each of the ``layers`` (from 0), with dropout keys numbered from ``first``.
+        """The scope of each of the ``layers`` (from 0), with dropout seeds numbered from ``first``.
 
         Keys of all layers are made at once, because every small operation costs a launch on a GPU. The sinusoid of a
         relative shift has one dropout mask for all layers and both streams, as in the original code; DeBERTa's table
@@ -749,8 +749,8 @@ class Encoder(nn.Module):
         elif scope.distances is not None:
             shared = noise.layers_shared(numbers)
         return [
-            replace(one, keys=keys, shared_keys=other)
-            for one, keys, other in zip(scopes, noise.layers(numbers), shared, strict=True)
+            replace(one, seeds=seeds, shared_seeds=other)
+            for one, seeds, other in zip(scopes, noise.layers(numbers), shared, strict=True)
         ]
 
 

@@ -90,18 +90,18 @@ class FeedForward(nn.Module):
         self.up, self.down = linear(width, 2 * inner if gated else inner), linear(inner, width)
         self.act, self.gated, self.dropout, self.norm = act, gated, dropout, norm
 
-    def forward(self, x: Tensor, keys: Tensor | None, site: int) -> Tensor:
-        change, bias = self.without_bias(x, keys, site)
+    def forward(self, x: Tensor, seeds: Tensor | None, site: int) -> Tensor:
+        change, bias = self.without_bias(x, seeds, site)
         return change if bias is None else change + bias
 
-    def without_bias(self, x: Tensor, keys: Tensor | None, site: int) -> tuple[Tensor, Tensor | None]:
+    def without_bias(self, x: Tensor, seeds: Tensor | None, site: int) -> tuple[Tensor, Tensor | None]:
         """The result without b_2, and b_2, so that the caller can fuse the addition with the next operation."""
         up, down = self.up, self.down
         fast = self.norm is None and self.act in ("gelu", "gelu_tanh")
         if fast and isinstance(up, nn.Linear) and isinstance(down, nn.Linear):
             tanh, gated, p = self.act == "gelu_tanh", self.gated, self.dropout
             weights = up.weight, up.bias, down.weight
-            return kernels.feed_forward(x, *weights, tanh=tanh, gated=gated, p=p, keys=keys, site=site), down.bias
+            return kernels.feed_forward(x, *weights, tanh=tanh, gated=gated, p=p, seeds=seeds, site=site), down.bias
         inner = up(x)
         if self.gated:
             inner, gate = inner.chunk(2, dim=-1)
@@ -110,4 +110,4 @@ class FeedForward(nn.Module):
             inner = activation(self.act)(inner)
         if self.norm is not None:
             inner = self.norm(inner)
-        return down(kernels.dropout(inner, self.dropout, keys, site)), None
+        return down(kernels.dropout(inner, self.dropout, seeds, site)), None

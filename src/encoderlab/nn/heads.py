@@ -1,7 +1,7 @@
 """Heads: the small networks that turn the encoder's states into scores.
 
 Every head except the span head takes S chosen vectors (S, D), never whole (B, L, D) blocks, because the loss needs only
-those. Dropout keys are one per chosen vector (:meth:`Noise.at`), so masks do not depend on which other vectors were
+those. Dropout seeds are one per chosen vector (:meth:`Noise.at`), so masks do not depend on which other vectors were
 chosen.
 """
 
@@ -300,8 +300,8 @@ class PoolerHead(nn.Module):
         self.config = config
         self.dense = nn.Linear(width, width)
 
-    def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
-        return activation(self.config.activation)(self.dense(kernels.dropout(x, self.config.dropout, keys, 0)))
+    def forward(self, x: Tensor, seeds: Tensor | None = None) -> Tensor:
+        return activation(self.config.activation)(self.dense(kernels.dropout(x, self.config.dropout, seeds, 0)))
 
 
 class RTDHead(nn.Module):
@@ -336,11 +336,11 @@ class ClassificationHead(nn.Module):
         self.dense = nn.Linear(width, width) if config.summary == "dense" else None
         self.out = nn.Linear(width, config.labels)
 
-    def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, seeds: Tensor | None = None) -> Tensor:
         if self.dense is not None:
-            x = activation(self.config.activation)(self.dense(kernels.dropout(x, self.config.input_dropout, keys, 1)))
+            x = activation(self.config.activation)(self.dense(kernels.dropout(x, self.config.input_dropout, seeds, 1)))
         x = x if self.prediction is None else self.prediction(x)
-        return self.out(kernels.dropout(x, self.config.dropout, keys, 2))
+        return self.out(kernels.dropout(x, self.config.dropout, seeds, 2))
 
 
 class TaggingHead(nn.Module):
@@ -353,10 +353,10 @@ class TaggingHead(nn.Module):
         self.dense = nn.Linear(width, width) if config.dense else None
         self.out = nn.Linear(width, config.labels)
 
-    def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, seeds: Tensor | None = None) -> Tensor:
         x = x if self.dense is None else F.gelu(self.dense(x))
         x = x if self.prediction is None else self.prediction(x)
-        return self.out(kernels.dropout(x, self.config.dropout, keys, 1))
+        return self.out(kernels.dropout(x, self.config.dropout, seeds, 1))
 
 
 class SpanHead(nn.Module):
@@ -384,16 +384,16 @@ class SpanHead(nn.Module):
             self.end_norm = nn.LayerNorm(width, eps=eps)
             self.answer_dense, self.answer_out = nn.Linear(2 * width, width), nn.Linear(width, 1, bias=False)
 
-    def dropped(self, x: Tensor, keys: Tensor | None) -> Tensor:
+    def dropped(self, x: Tensor, seeds: Tensor | None) -> Tensor:
         """x (B, L, D) after the first steps of form ``independent``: prediction head, if there is one, and dropout with
-        ``keys`` (B,).
+        ``seeds`` (B,).
 
         Other forms return x.
         """
         if self.config.form != "independent":
             return x
         x = x if self.prediction is None else self.prediction(x)
-        return kernels.dropout(x, self.config.dropout, keys, 0)
+        return kernels.dropout(x, self.config.dropout, seeds, 0)
 
     def start_logits(self, x: Tensor, allowed: Tensor) -> Tensor:
         """Start logits (B, L) from x (B, L, D)."""
@@ -414,13 +414,13 @@ class SpanHead(nn.Module):
         hidden = F.gelu(joined) if conditional else self.end_norm(torch.tanh(joined))
         return self._masked(self.end_out(hidden)[..., 0], allowed[:, None])
 
-    def answer_logits(self, x: Tensor, first: Tensor, start_logits: Tensor, keys: Tensor | None = None) -> Tensor:
+    def answer_logits(self, x: Tensor, first: Tensor, start_logits: Tensor, seeds: Tensor | None = None) -> Tensor:
         """Logit (B,) that the text has no answer; ``first`` (B, D) is the [CLS] vector."""
         summary = torch.einsum("bl,bld->bd", start_logits.softmax(-1), x)
         if self.config.form == "conditional":
             return self.answer_out(F.gelu(self.answer_dense(torch.cat([first, summary], dim=-1))))[..., 0]
         hidden = torch.tanh(self.answer_dense(torch.cat([summary, first], dim=-1)))
-        return self.answer_out(kernels.dropout(hidden, self.config.dropout, keys, 1))[..., 0]
+        return self.answer_out(kernels.dropout(hidden, self.config.dropout, seeds, 1))[..., 0]
 
     def _masked(self, logits: Tensor, allowed: Tensor) -> Tensor:
         if self.config.form == "independent":

@@ -2,8 +2,8 @@
 
 No random number depends on earlier ones and no mask is stored: the backward pass computes the mask again. Three levels:
 
-    row key    64 bits per row of the batch, from (seed, step, global row number)
-    stream     64 bits per (row key, site), and per head inside attention; a site is a small integer, one per place
+    row seed   64 bits per row of the batch, from (seed, step, global row number)
+    stream     64 bits per (row seed, site), and per head inside attention; a site is a small integer, one per place
     word       32 bits per (stream, counter); its two halves decide two elements, 16 apart
 
 ``mix64`` is the finaliser of SplitMix64 (Steele, Lea and Flood 2014). The word hash takes a Weyl sequence (one addition
@@ -48,11 +48,11 @@ def mix64(x: Tensor) -> Tensor:
     return x ^ (x >> 31) & 0x1_FFFF_FFFF
 
 
-def stream(keys: Tensor, site: int | Tensor) -> Tensor:
-    """The random stream of each key at ``site``: int64, of the shape to which ``keys`` and ``site`` broadcast."""
+def stream(seeds: Tensor, site: int | Tensor) -> Tensor:
+    """The random stream of each seed at ``site``: int64, of the shape to which ``seeds`` and ``site`` broadcast."""
     if isinstance(site, Tensor):
-        return mix64(keys + (site + 1) * signed(GOLDEN, 64))
-    return mix64(keys + signed((site + 1) * GOLDEN, 64))
+        return mix64(seeds + (site + 1) * signed(GOLDEN, 64))
+    return mix64(seeds + signed((site + 1) * GOLDEN, 64))
 
 
 def words(streams: Tensor, counters: Tensor) -> Tensor:
@@ -82,75 +82,75 @@ def decide(x: Tensor, width: int, p: float) -> Tensor:
     return (torch.stack((x << 16, x), dim=-2).flatten(-3) >= threshold(p))[..., :width]
 
 
-def kept(keys: Tensor, site: int, shape: tuple[int, ...], p: float) -> Tensor:
-    """The keep mask, bool, of a tensor of ``shape`` (B, ..., D) for row keys ``keys`` (B,).
+def kept(seeds: Tensor, site: int, shape: tuple[int, ...], p: float) -> Tensor:
+    """The keep mask, bool, of a tensor of ``shape`` (B, ..., D) for the rows' ``seeds`` (B,).
 
     Counters of position t start at t * 16 * ceil(D / 32), so the masks of a row's first positions do not depend on the
     padded length.
     """
     width, positions = shape[-1], math.prod(shape[1:-1])
     per_position = 16 * math.ceil(width / 32)
-    counters = torch.arange(positions * per_position, dtype=torch.int32, device=keys.device)
-    x = words(stream(keys, site)[:, None, None], counters.view(positions, per_position))
+    counters = torch.arange(positions * per_position, dtype=torch.int32, device=seeds.device)
+    x = words(stream(seeds, site)[:, None, None], counters.view(positions, per_position))
     return decide(x, width, p).reshape(shape)
 
 
-def kept_pairs(keys: Tensor, site: int, heads: int, queries: int, keys_seen: int, p: float) -> Tensor:
+def kept_pairs(seeds: Tensor, site: int, heads: int, queries: int, keys: int, p: float) -> Tensor:
     """The keep mask (B, H, L, M) of attention weights, bool. Each head has a stream; counters of query i start at i <<
     16.
     """
-    head = torch.arange(heads, device=keys.device)
-    streams = stream(stream(keys, site)[:, None], head)[..., None, None]
-    row = torch.arange(queries, dtype=torch.int32, device=keys.device)[:, None] << 16
-    counters = row + torch.arange(16 * math.ceil(keys_seen / 32), dtype=torch.int32, device=keys.device)
-    return decide(words(streams, counters), keys_seen, p)
+    head = torch.arange(heads, device=seeds.device)
+    streams = stream(stream(seeds, site)[:, None], head)[..., None, None]
+    row = torch.arange(queries, dtype=torch.int32, device=seeds.device)[:, None] << 16
+    counters = row + torch.arange(16 * math.ceil(keys / 32), dtype=torch.int32, device=seeds.device)
+    return decide(words(streams, counters), keys, p)
 
 
 class Noise:
-    """The random keys of one training step: ``keys`` (B,) int64, one per row, and ``step`` (1,), one for all rows.
+    """The random seeds of one training step: ``seeds`` (B,) int64, one per row, and ``step`` (1,), one for all rows.
 
     ``rows`` (B,) are global row numbers (``Batch.rows``), so that 32 rows at once, four times 8 rows, or two ranks of
-    16 rows get the same masks. A layer takes its keys from :meth:`layer`; inside the layer, sites are small constants.
+    16 rows get the same masks. A layer takes its seeds from :meth:`layer`; inside the layer, sites are small constants.
     """
 
     def __init__(self, seed: int, step: int, rows: Tensor) -> None:
-        step_key = signed(derive(seed, "dropout, all rows", step), 64)
-        self.step = torch.full((1,), step_key, device=rows.device)  # on the device: a copy would wait
-        self.keys = mix64(rows.long() * signed(GOLDEN, 64) + signed(derive(seed, "dropout", step), 64))
+        step_seed = signed(derive(seed, "dropout, all rows", step), 64)
+        self.step = torch.full((1,), step_seed, device=rows.device)  # on the device: a copy would wait
+        self.seeds = mix64(rows.long() * signed(GOLDEN, 64) + signed(derive(seed, "dropout", step), 64))
 
     @classmethod
     def fresh(cls, batch: int, device: torch.device | str | None = None) -> Noise:
-        """Noise for a model that is called by hand in training mode: ``batch`` keys from torch's default generator."""
+        """Noise for a model that is called by hand in training mode: ``batch`` seeds from torch's default generator."""
         low, high = -(2**63), 2**63 - 1
-        keys = torch.randint(low, high, (batch,), device=device)
-        return cls._of(keys, torch.randint(low, high, (1,), device=device))
+        seeds = torch.randint(low, high, (batch,), device=device)
+        return cls._of(seeds, torch.randint(low, high, (1,), device=device))
 
     @classmethod
-    def _of(cls, keys: Tensor, step: Tensor) -> Noise:
+    def _of(cls, seeds: Tensor, step: Tensor) -> Noise:
         noise = cls.__new__(cls)
-        noise.keys, noise.step = keys, step
+        noise.seeds, noise.step = seeds, step
         return noise
 
     def layer(self, index: int) -> Tensor:
-        """The keys (B,) of layer ``index``; they differ from the keys of every other layer and from ``keys``."""
-        return stream(self.keys, LAYERS + index)
+        """The seeds (B,) of layer ``index``; they differ from the seeds of every other layer and from ``seeds``."""
+        return stream(self.seeds, LAYERS + index)
 
     def layers(self, indices: range) -> Tensor:
-        """The keys (N, B) of several layers, at the cost of one call."""
-        return stream(self.keys, self._sites(indices))
+        """The seeds (N, B) of several layers, at the cost of one call."""
+        return stream(self.seeds, self._sites(indices))
 
     def layers_shared(self, indices: range) -> Tensor:
-        """One key per layer (N, 1), for tensors without a row axis such as a table of relative positions."""
+        """One seed per layer (N, 1), for tensors without a row axis such as a table of relative positions."""
         return stream(self.step, self._sites(indices))
 
     def _sites(self, layers: range) -> Tensor:
-        return LAYERS + torch.arange(layers.start, layers.stop, device=self.keys.device)[:, None]
+        return LAYERS + torch.arange(layers.start, layers.stop, device=self.seeds.device)[:, None]
 
     def at(self, rows: Tensor, places: Tensor) -> Tensor:
-        """One key per chosen token, (S,): ``rows`` (S,) are indices into the batch, ``places`` (S,) indices into the
+        """One seed per chosen token, (S,): ``rows`` (S,) are indices into the batch, ``places`` (S,) indices into the
         row.
         """
-        return stream(self.keys[rows], TOKENS + places)
+        return stream(self.seeds[rows], TOKENS + places)
 
     def branch(self, index: int) -> Noise:
         """Independent noise for a second network on the same rows."""
@@ -158,4 +158,4 @@ class Noise:
 
     def derived(self, site: int) -> Noise:
         """Independent noise for a further pass over the same rows; each ``site`` gives different noise."""
-        return Noise._of(stream(self.keys, site), stream(self.step, site))
+        return Noise._of(stream(self.seeds, site), stream(self.step, site))

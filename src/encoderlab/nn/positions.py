@@ -311,7 +311,7 @@ class ShiftTerm(nn.Module):
         *,
         different: Tensor | None,
         reverse: Tensor | None,
-        keys: Tensor | None,
+        seeds: Tensor | None,
         p: float,
         site: int,
     ) -> tuple[Tensor, Relative]:
@@ -322,8 +322,8 @@ class ShiftTerm(nn.Module):
         """
         u, v = (self.u, self.v) if shared.u is None else (shared.u, shared.v)
         assert shared.rows is not None and v is not None
-        # Dropout keys belong to distances: the number of rows depends on padding, which differs between processes.
-        each = None if keys is None else noise.stream(keys, shared.distance)
+        # Dropout seeds belong to distances: the number of rows depends on padding, which differs between processes.
+        each = None if seeds is None else noise.stream(seeds, shared.distance)
         rows = self._rows(shared.rows, each, p, site).to(q.dtype)
         if reverse is not None:
             half = shared.rows.shape[1] // 2
@@ -340,9 +340,9 @@ class ShiftTerm(nn.Module):
             table=None if reverse is None else reverse.long(),
         )
 
-    def _rows(self, rows: Tensor, keys: Tensor | None, p: float, site: int) -> Tensor:
-        """Projected rows with dropout: rows (P, D), keys (P,) -> (P, H, K)."""
-        return self.project(kernels.dropout(rows, p, keys, site)).view(-1, self.heads, self.head_width)
+    def _rows(self, rows: Tensor, seeds: Tensor | None, p: float, site: int) -> Tensor:
+        """Projected rows with dropout: rows (P, D), seeds (P,) -> (P, H, K)."""
+        return self.project(kernels.dropout(rows, p, seeds, site)).view(-1, self.heads, self.head_width)
 
 
 def _biased(q: Tensor, bias: Tensor) -> Tensor:
@@ -388,7 +388,7 @@ class DisentangledTerm(nn.Module):
         *,
         query_map: tuple[Tensor, Tensor | None],
         key_map: tuple[Tensor, Tensor | None],
-        keys: Tensor | None,
+        seeds: Tensor | None,
         p: float,
         site: int,
     ) -> Relative:
@@ -397,8 +397,8 @@ class DisentangledTerm(nn.Module):
         """
         assert shared.rows is not None
         rows = shared.rows
-        if keys is not None and p > 0:
-            rows = kernels.dropout(rows[None], p, keys, site)[0]
+        if seeds is not None and p > 0:
+            rows = kernels.dropout(rows[None], p, seeds, site)[0]
         query_rows = key_rows = None
         if "c2p" in self.terms:
             query_rows = self._project(rows, shared, *(key_map if self.share else (self.key.weight, self.key.bias)))

@@ -1,4 +1,4 @@
-"""What all layers of one forward pass share: masks, distances, rotary positions and dropout keys."""
+"""What all layers of one forward pass share: masks, distances, rotary positions and dropout seeds."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Nearby:
 
 @dataclass(frozen=True)
 class Scope:
-    """What all layers of one forward pass share: masks, distances, rotary positions and dropout keys.
+    """What all layers of one forward pass share: masks, distances, rotary positions and dropout seeds.
 
     Args:
         doc: (B, L), the document of each token, -1 for padding; None where every row is one document.
@@ -62,8 +62,8 @@ class Scope:
         different: (B, 1, L, M) bool, True where query and key are in different segments.
         reverse: (B,) bool, rows whose tokens run backwards.
         at: (B, T), the places of the queries of a query stream; None where the queries are the row's own tokens.
-        keys: (B,), dropout keys of the layer, one per row; None outside training.
-        shared_keys: (1,), dropout key for tensors without a row axis; None outside training.
+        seeds: (B,), dropout seeds of the layer, one per row; None outside training.
+        shared_seeds: (1,), dropout seed for tensors without a row axis; None outside training.
         keep_keyed: layers return their keys and values.
         remembered: number of memory states before the row.
         rotation: (M, K) or, where positions were given, (B|1, 1, M, K), cosines and sines of rotary positions, see
@@ -79,8 +79,8 @@ class Scope:
     different: Tensor | None = None
     reverse: Tensor | None = None
     at: Tensor | None = None
-    keys: Tensor | None = None
-    shared_keys: Tensor | None = None
+    seeds: Tensor | None = None
+    shared_seeds: Tensor | None = None
     keep_keyed: bool = False
     remembered: int = 0
     rotation: Tensor | None = None

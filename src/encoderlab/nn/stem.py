@@ -40,12 +40,12 @@ class Stem(nn.Module):
         self.conv = nn.Conv1d(width, width, config.kernel, padding=(config.kernel - 1) // 2, groups=config.groups)
         self.norm = nn.LayerNorm(width, eps=eps)
 
-    def forward(self, embedded: Tensor, output: Tensor, doc: Tensor | None, keys: Tensor | None) -> Tensor:
+    def forward(self, embedded: Tensor, output: Tensor, doc: Tensor | None, seeds: Tensor | None) -> Tensor:
         """Embeddings (B, L, D) and the first layer's output (B, L, D) -> (B, L, D)."""
         mixed = self._convolve(embedded, doc)
         if doc is not None:
             mixed = mixed * (doc >= 0)[..., None]
-        mixed = activation(self.config.activation)(kernels.dropout(mixed, self.dropout, keys, STEM))
+        mixed = activation(self.config.activation)(kernels.dropout(mixed, self.dropout, seeds, STEM))
         return self.norm(output + mixed)
 
     def _convolve(self, x: Tensor, doc: Tensor | None) -> Tensor:

@@ -130,7 +130,7 @@ class Permutation(Objective):
         together = (batch.doc.gather(1, at)[:, :, None] == batch.doc[:, None, :]) & (batch.doc >= 0)[:, None, :]
         queries = model.mask_vector.expand(*at.shape, -1)
         if noise is not None:
-            queries = kernels.dropout(queries, model.config.encoder.dropout, noise.branch(2).keys, 0)
+            queries = kernels.dropout(queries, model.config.encoder.dropout, noise.branch(2).seeds, 0)
         predicted = model.encoder.query_stream(
             states,
             queries,

@@ -153,8 +153,8 @@ class ReplacedTokenDetection(Objective):
             batch.ids, doc=batch.documents, segments=batch.segments, noise=noise, depth=model.lm_depth
         )
         x = model.token_states(states, chosen, noise)
-        keys = (noise or Noise(0, 0, batch.rows)).layer(GENERATOR_SAMPLES)[chosen.rows]
-        points = uniform(keys, chosen.places)
+        seeds = (noise or Noise(0, 0, batch.rows)).layer(GENERATOR_SAMPLES)[chosen.rows]
+        points = uniform(seeds, chosen.places)
         if settings.temperature == 1.0:
             loss, hits, samples = model.lm.losses(x, model.words, targets, uniforms=points)
             assert samples is not None
@@ -194,9 +194,9 @@ class ReplacedTokenDetection(Objective):
 GENERATOR_SAMPLES = 1 << 20  # larger than any layer number
 
 
-def uniform(keys: Tensor, places: Tensor) -> Tensor:
-    """Numbers in [0, 1) with 53 random bits, one per (row key, place): (S,), (S,) -> (S,) float64."""
-    return ((stream(keys, places) >> 11) & ((1 << 53) - 1)).to(torch.float64) * 2.0**-53
+def uniform(seeds: Tensor, places: Tensor) -> Tensor:
+    """Numbers in [0, 1) with 53 random bits, one per (row seed, place): (S,), (S,) -> (S,) float64."""
+    return ((stream(seeds, places) >> 11) & ((1 << 53) - 1)).to(torch.float64) * 2.0**-53
 
 
 def share_embeddings(generator: Model, discriminator: Model, sharing: Sharing, *, continued: bool = False) -> None:

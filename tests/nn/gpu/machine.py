@@ -94,7 +94,7 @@ def attend(dtype: torch.dtype, width: int, terms: str) -> Callable[[], None]:
 
     def work() -> None:
         B, H, L = 2, 4, 128
-        keys = torch.zeros(B, dtype=torch.long)
+        seeds = torch.zeros(B, dtype=torch.long)
         visible = torch.ones(B, 1, L, L, dtype=torch.bool)
         q, k, v = (leaf(B, H, L, width) for _ in range(3))
         rows = [leaf(2 * L - 1, H, width) for _ in range(2)]
@@ -103,7 +103,7 @@ def attend(dtype: torch.dtype, width: int, terms: str) -> Callable[[], None]:
             "xlnet": Relative(rows[0], None, leaf(B, H, L, width), leaf(B, H, L, 2), visible),
         }
         bias = leaf(1, H, L, L) if terms == "bias" else None
-        dropped = keys if terms != "plain" else None
+        dropped = seeds if terms != "plain" else None
         attention.attend(q, k, v, bias, visible, dropped, 0.1, 0.1, 1, relative.get(terms)).sum().backward()
 
     return work
@@ -128,15 +128,15 @@ def position_wise(dtype: torch.dtype, width: int) -> Callable[[], None]:
 
     def work() -> None:
         B, L, classes = 2, 128, 1000
-        keys = torch.zeros(B, dtype=torch.long)
+        seeds = torch.zeros(B, dtype=torch.long)
         x = torch.zeros(B, L, width, dtype=dtype, requires_grad=True)
         vector = torch.zeros(width, requires_grad=True)
         inner = torch.zeros(4 * width, requires_grad=True)
         weight = torch.zeros(4 * width, width, dtype=dtype, requires_grad=True)
-        rows.Dropout.apply(x, keys, 0, 0.1).sum().backward()
-        rows.AddNorm.apply(x, vector, x, vector, vector, keys, 0, 0.1, 1e-5, True).sum().backward()
+        rows.Dropout.apply(x, seeds, 0, 0.1).sum().backward()
+        rows.AddNorm.apply(x, vector, x, vector, vector, seeds, 0, 0.1, 1e-5, True).sum().backward()
         for tanh in (False, True):
-            rows.FeedForward.apply(x, weight, inner, weight.T, False, tanh, keys, 0, 0.1).sum().backward()
+            rows.FeedForward.apply(x, weight, inner, weight.T, False, tanh, seeds, 0, 0.1).sum().backward()
         words = torch.zeros(classes, width, dtype=dtype, requires_grad=True)
         labels, uniforms = torch.zeros(L, dtype=torch.long), torch.zeros(L, dtype=torch.float64)
         bias = torch.zeros(classes, requires_grad=True)

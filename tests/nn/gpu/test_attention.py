@@ -17,7 +17,7 @@ from tests.nn import twins
 from tests.nn.twins import DEVICE, TERMS, agree, traces
 
 normal = functools.partial(twins.normal, device=DEVICE)
-KEYS = twins.KEYS.to(DEVICE)
+SEEDS = twins.SEEDS.to(DEVICE)
 
 ROWS = 2  # the interpreter is slow
 
@@ -28,12 +28,12 @@ def visibility(L, M, kind):
 
 
 def fast(q, k, v, bias, visible, scale, p, relative=None):
-    return attention.attend(q, k, v, bias, visible, KEYS[: len(q)], scale, p, 1, relative)
+    return attention.attend(q, k, v, bias, visible, SEEDS[: len(q)], scale, p, 1, relative)
 
 
 def slow(q, k, v, bias, visible, scale, p, relative=None):
-    keys = KEYS[: len(q)]
-    return plain.attend(q, k, v, bias=bias, visible=visible, scale=scale, p=p, keys=keys, site=1, relative=relative)
+    seeds = SEEDS[: len(q)]
+    return plain.attend(q, k, v, bias=bias, visible=visible, scale=scale, p=p, seeds=seeds, site=1, relative=relative)
 
 
 @pytest.mark.parametrize(
@@ -104,10 +104,10 @@ def test_half_precision():
 
 @pytest.mark.parametrize("mask", ["none", "packed"])
 def test_attend_packed(mask):
-    visible, keys = visibility(40, 40, mask), KEYS[:ROWS]
+    visible, seeds = visibility(40, 40, mask), SEEDS[:ROWS]
     agree(
-        lambda qkv: attention.attend_packed(qkv, 3, visible, keys, 0.25, 0.2, 1),
-        lambda qkv: plain.attend_packed(qkv, 3, visible=visible, scale=0.25, p=0.2, keys=keys, site=1),
+        lambda qkv: attention.attend_packed(qkv, 3, visible, seeds, 0.25, 0.2, 1),
+        lambda qkv: plain.attend_packed(qkv, 3, visible=visible, scale=0.25, p=0.2, seeds=seeds, site=1),
         [normal(ROWS, 40, 3 * 3 * 16)],
     )
 
@@ -120,8 +120,8 @@ def test_heads_too_wide_for_a_tile_are_left_to_torch(monkeypatch):
     inputs = [normal(ROWS, 2, 7, 300), normal(ROWS, 2, 9, 300, seed=1), normal(ROWS, 2, 9, 8, seed=2), None]
     agree(lambda *x: fast(*x, visible, 0.1, 0.2), lambda *x: slow(*x, visible, 0.1, 0.2), inputs)
     agree(
-        lambda qkv: attention.attend_packed(qkv, 1, None, KEYS[:ROWS], 0.1, 0.2, 1),
-        lambda qkv: plain.attend_packed(qkv, 1, scale=0.1, p=0.2, keys=KEYS[:ROWS], site=1),
+        lambda qkv: attention.attend_packed(qkv, 1, None, SEEDS[:ROWS], 0.1, 0.2, 1),
+        lambda qkv: plain.attend_packed(qkv, 1, scale=0.1, p=0.2, seeds=SEEDS[:ROWS], site=1),
         [normal(ROWS, 7, 3 * 140)],
     )
 
@@ -133,15 +133,15 @@ def test_operations_for_tracing_are_the_functions():
     bias, tables = normal(ROWS, 2, L, M), (normal(ROWS, 2, L, L + M - 1), normal(ROWS, 2, M, L + M - 1))
     pairs = (normal(ROWS, 2, L, M) > 0).view(torch.uint8)
     for added in [(None,) * 6, (bias, *tables, normal(ROWS, 2, L, 2), pairs, pairs)]:
-        given = (q, k, v, *added, KEYS[:ROWS])
+        given = (q, k, v, *added, SEEDS[:ROWS])
         rest = (0.3, 0.1, 1)
         traces(operations.attend_forward, *given, *rest)
         out, log_sum = attention.attend_forward(*given, *rest)
         traces(operations.attend_backward, normal(ROWS, 2, L, 8), *given, out, log_sum, *rest)
     qkv = normal(ROWS, L, 3 * 2 * 8).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
-    out, log_sum = attention.attend_forward(*qkv.unbind(), *[None] * 6, KEYS[:ROWS], *rest)
+    out, log_sum = attention.attend_forward(*qkv.unbind(), *[None] * 6, SEEDS[:ROWS], *rest)
     visible = pairs[..., :L]
-    traces(operations.attend_packed_backward, out, qkv, visible, KEYS[:ROWS], out, log_sum, *rest)
+    traces(operations.attend_packed_backward, out, qkv, visible, SEEDS[:ROWS], out, log_sum, *rest)
 
 
 def test_extremes():
@@ -153,7 +153,7 @@ def test_extremes():
     bias = torch.zeros(2, 2, 8, 8, device=DEVICE)
     bias[1, :, :, 3] = float("-inf")
     bias[1, :, :, 4] = torch.finfo(torch.float32).min
-    out = attention.attend(q, k, v, bias, visible, KEYS[:2], 1.0, 0.1, 0, None)
+    out = attention.attend(q, k, v, bias, visible, SEEDS[:2], 1.0, 0.1, 0, None)
     assert (out[0] == 0).all() and out.isfinite().all()
     out.sum().backward()
     for x in (q, k, v):
@@ -167,5 +167,5 @@ def test_the_mask_of_a_pair_does_not_depend_on_its_tile():
     for L, M in ((5, 33), (65, 130)):
         q, k = torch.zeros(1, 3, L, 16, device=DEVICE), torch.zeros(1, 3, M, 16, device=DEVICE)
         eye = torch.eye(M, device=DEVICE).expand(1, 3, M, M)
-        got = attention.attend(q, k, eye, None, None, KEYS[:1], 1.0, 0.4, 2, None)
-        assert torch.equal(got > 0, noise.kept_pairs(KEYS[:1], 2, 3, L, M, 0.4))
+        got = attention.attend(q, k, eye, None, None, SEEDS[:1], 1.0, 0.4, 2, None)
+        assert torch.equal(got > 0, noise.kept_pairs(SEEDS[:1], 2, 3, L, M, 0.4))

@@ -18,7 +18,7 @@ from tests.nn.twins import DEVICE, TOLERANCE, agree, traces
 
 normal = functools.partial(twins.normal, device=DEVICE)
 
-KEYS = twins.KEYS.to(DEVICE)
+SEEDS = twins.SEEDS.to(DEVICE)
 
 
 @pytest.fixture(autouse=True)
@@ -32,9 +32,9 @@ def small(monkeypatch):
 @pytest.mark.parametrize("shape", [(4, 1), (4, 2, 7), (4, 1, 2, 33), (4, 100)])
 def test_dropout(shape, dtype):
     x = normal(*shape)
-    agree(lambda x: rows.Dropout.apply(x, KEYS, 5, 0.3), lambda x: plain.dropout(x, 0.3, KEYS, 5), [x], dtype)
-    kept = rows.dropout(torch.ones_like(x, dtype=dtype), KEYS, 5, 0.3) != 0
-    assert torch.equal(kept, noise.kept(KEYS, 5, shape, 0.3))
+    agree(lambda x: rows.Dropout.apply(x, SEEDS, 5, 0.3), lambda x: plain.dropout(x, 0.3, SEEDS, 5), [x], dtype)
+    kept = rows.dropout(torch.ones_like(x, dtype=dtype), SEEDS, 5, 0.3) != 0
+    assert torch.equal(kept, noise.kept(SEEDS, 5, shape, 0.3))
 
 
 @pytest.mark.parametrize("p", [0.0, 0.2])
@@ -48,13 +48,13 @@ def test_add_norm(shape, parts, p, dtype):
     width = shape[-1]
     residual = normal(*shape, seed=1) if parts in ("all", "no x_bias") else None
     x_bias = normal(width, seed=4) if parts in ("all", "no residual") else None
-    keys = KEYS if p else None
+    seeds = SEEDS if p else None
 
     def fast(x, r, w, b, c):
-        return rows.AddNorm.apply(x, c, r, w, b, keys, 3, p, 1e-5, parts != "rms")
+        return rows.AddNorm.apply(x, c, r, w, b, seeds, 3, p, 1e-5, parts != "rms")
 
     def slow(x, r, w, b, c):
-        return plain.dropout_add_norm(x, r, w, b, 1e-5, p, keys, 3, x_bias=c, center=parts != "rms")
+        return plain.dropout_add_norm(x, r, w, b, 1e-5, p, seeds, 3, x_bias=c, center=parts != "rms")
 
     bias = None if parts in ("no bias", "rms") else normal(width, seed=3)
     agree(fast, slow, [normal(*shape), residual, normal(width, seed=2), bias, x_bias], dtype)
@@ -72,7 +72,7 @@ def test_weights_may_be_wider_than_activations(dtype):
 
     up, down = normal(50, 40, seed=4).to(dtype), normal(40, 50, seed=5).to(dtype)
     up_bias = normal(50, seed=6).requires_grad_()
-    out = rows.FeedForward.apply(x, up, up_bias, down, False, True, KEYS, 0, 0.1)
+    out = rows.FeedForward.apply(x, up, up_bias, down, False, True, SEEDS, 0, 0.1)
     assert out.dtype == dtype
     assert torch.autograd.grad(out.float().sum(), up_bias)[0].dtype == torch.float32
 
@@ -86,12 +86,12 @@ def test_weights_may_be_wider_than_activations(dtype):
 )  # fmt: skip
 @pytest.mark.parametrize("kind", ["biased", "gated", "gated, bare"])
 def test_feed_forward(shape, inner, kind, p, tanh, dtype):
-    keys, gated = KEYS if p else None, kind != "biased"
+    seeds, gated = SEEDS if p else None, kind != "biased"
     up_rows = 2 * inner if gated else inner
     bias = None if kind.endswith("bare") else normal(up_rows, seed=2)
     agree(
-        lambda *a: rows.FeedForward.apply(*a, gated, tanh, keys, 1, p),
-        lambda *a: plain.feed_forward(*a, tanh=tanh, gated=gated, p=p, keys=keys, site=1),
+        lambda *a: rows.FeedForward.apply(*a, gated, tanh, seeds, 1, p),
+        lambda *a: plain.feed_forward(*a, tanh=tanh, gated=gated, p=p, seeds=seeds, site=1),
         [normal(*shape, 16), normal(up_rows, 16, seed=1) / 4, bias, normal(16, inner, seed=3) / 6],
         dtype,
     )
@@ -130,9 +130,9 @@ def test_nan_is_not_hidden():
 
 def test_batch_split_gives_equal_rows():
     x, w = normal(4, 2, 64), normal(64, seed=1)
-    whole = rows.AddNorm.apply(x, w, x, w, w, KEYS, 0, 0.1, 1e-5, True)
+    whole = rows.AddNorm.apply(x, w, x, w, w, SEEDS, 0, 0.1, 1e-5, True)
     for row in range(4):
-        one, key = x[row : row + 1], KEYS[row : row + 1]
+        one, key = x[row : row + 1], SEEDS[row : row + 1]
         assert torch.equal(rows.AddNorm.apply(one, w, one, w, w, key, 0, 0.1, 1e-5, True), whole[row : row + 1])
 
 
@@ -142,11 +142,11 @@ def test_operations_for_tracing_are_the_functions():
     statistics = torch.rand(4, 2, device=DEVICE)
     operations = torch.ops.encoderlab_gpu
     for operation, arguments in [
-        (operations.dropout, (x, KEYS, 1, 0.1)),
-        (operations.add_norm, (x, None, x, w, w, KEYS, 1, 0.1, 1e-5, True)),
-        (operations.add_norm_backward, (grad, x, w, x, w, statistics, KEYS, 1, 0.1, True)),
+        (operations.dropout, (x, SEEDS, 1, 0.1)),
+        (operations.add_norm, (x, None, x, w, w, SEEDS, 1, 0.1, 1e-5, True)),
+        (operations.add_norm_backward, (grad, x, w, x, w, statistics, SEEDS, 1, 0.1, True)),
         (operations.add_norm_backward, (grad, x, None, None, w, statistics, None, 1, 0.0, False)),
-        (operations.gelu, (x, w, False, True, KEYS, 1, 0.1)),
+        (operations.gelu, (x, w, False, True, SEEDS, 1, 0.1)),
         (operations.gelu_backward_, (grad, x, w, torch.empty_like(x), False, False, None, 1, 0.0)),
     ]:
         traces(operation, *arguments)

@@ -59,23 +59,23 @@ def _as_products(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
 
 
-def _check_keys(keys: Tensor | None, rows: int) -> None:
-    if keys is not None and keys.shape[0] != rows:
-        raise ValueError(f"dropout got {keys.shape[0]} keys for {rows} rows; give one key per row of the batch")
+def _check_seeds(seeds: Tensor | None, rows: int) -> None:
+    if seeds is not None and seeds.shape[0] != rows:
+        raise ValueError(f"dropout got {seeds.shape[0]} seeds for {rows} rows; give one seed per row of the batch")
 
 
-def dropout(x: Tensor, p: float, keys: Tensor | None, site: int) -> Tensor:
+def dropout(x: Tensor, p: float, seeds: Tensor | None, site: int) -> Tensor:
     """x (B, ..., D) with elements set to 0 at rate p and the others divided by 1 - p (Srivastava et al., 2014).
 
-    ``keys`` (B,) int64 and ``site`` determine the mask, see :mod:`encoderlab.nn.noise`; keys None switches dropout off.
+    ``seeds`` (B,) int64 and ``site`` determine the mask, see :mod:`encoderlab.nn.noise`; seeds None: no dropout.
     """
-    if keys is None or p == 0.0:
+    if seeds is None or p == 0.0:
         return x
-    _check_keys(keys, x.shape[0])
+    _check_seeds(seeds, x.shape[0])
     fast = _kernels(x)
     if fast is None:
-        return plain.dropout(x, p, keys, site)
-    return apply(fast.rows.Dropout, x.contiguous(), keys, site, p)
+        return plain.dropout(x, p, seeds, site)
+    return apply(fast.rows.Dropout, x.contiguous(), seeds, site, p)
 
 
 def dropout_add_norm(
@@ -85,7 +85,7 @@ def dropout_add_norm(
     bias: Tensor | None,
     eps: float,
     p: float,
-    keys: Tensor | None,
+    seeds: Tensor | None,
     site: int,
     *,
     x_bias: Tensor | None = None,
@@ -96,13 +96,13 @@ def dropout_add_norm(
     The norm is LayerNorm if ``center``, else RMSNorm. A kernel's result has the precision of x, even where the
     residual's is wider (under autocast, the embeddings).
     """
-    keys = keys if p > 0.0 else None
-    _check_keys(keys, x.shape[0])
+    seeds = seeds if p > 0.0 else None
+    _check_seeds(seeds, x.shape[0])
     fast = _kernels(x)
     if fast is None:
-        return plain.dropout_add_norm(x, residual, weight, bias, eps, p, keys, site, x_bias=x_bias, center=center)
+        return plain.dropout_add_norm(x, residual, weight, bias, eps, p, seeds, site, x_bias=x_bias, center=center)
     residual = None if residual is None else residual.to(x.dtype).contiguous()
-    return apply(fast.rows.AddNorm, x.contiguous(), x_bias, residual, weight, bias, keys, site, p, eps, center)
+    return apply(fast.rows.AddNorm, x.contiguous(), x_bias, residual, weight, bias, seeds, site, p, eps, center)
 
 
 def dropout_add_then_norm(
@@ -112,7 +112,7 @@ def dropout_add_then_norm(
     bias: Tensor | None,
     eps: float,
     p: float,
-    keys: Tensor | None,
+    seeds: Tensor | None,
     site: int,
     *,
     x_bias: Tensor | None = None,
@@ -124,15 +124,15 @@ def dropout_add_then_norm(
     The kernel exists on CPUs only: its sum has the precision of the residual, its norm the precision of matrix
     products.
     """
-    keys = keys if p > 0.0 and x is not None else None
-    _check_keys(keys, residual.shape[0])
+    seeds = seeds if p > 0.0 and x is not None else None
+    _check_seeds(seeds, residual.shape[0])
     (product,) = _as_products(residual[:0])
     fits = product.dtype in (residual.dtype, torch.bfloat16)
     if _kernels(residual) is not cpu or not fits or (x is not None and x.dtype != product.dtype):
-        return plain.dropout_add_then_norm(x, residual, weight, bias, eps, p, keys, site, x_bias=x_bias, center=center)
+        return plain.dropout_add_then_norm(x, residual, weight, bias, eps, p, seeds, site, x_bias=x_bias, center=center)
     how = site, p, eps, center, product.dtype == torch.bfloat16
     given = None if x is None else x.contiguous()
-    made = apply(cpu.rows.SumNorm, given, x_bias, residual.contiguous(), weight, bias, keys, *how)
+    made = apply(cpu.rows.SumNorm, given, x_bias, residual.contiguous(), weight, bias, seeds, *how)
     return (residual, made) if x is None else made
 
 
@@ -145,7 +145,7 @@ def attend(
     visible: Tensor | None = None,
     scale: float,
     p: float = 0.0,
-    keys: Tensor | None = None,
+    seeds: Tensor | None = None,
     site: int = 0,
     relative: Relative | None = None,
     reach: int | None = None,
@@ -158,19 +158,29 @@ def attend(
     computes them again. On a CPU, keys that no query of a block sees cost nothing.
 
     Raises:
-        ValueError: a bias or mask that does not broadcast to (B, H, L, M), or another number of keys than rows.
+        ValueError: a bias or mask that does not broadcast to (B, H, L, M), or another number of seeds than rows.
     """
-    keys = keys if p > 0.0 else None
-    _check_keys(keys, q.shape[0])
+    seeds = seeds if p > 0.0 else None
+    _check_seeds(seeds, q.shape[0])
     fast = _kernels(q, k, v)
     if fast is None or (relative is not None and bias is not None):
         return plain.attend(
-            q, k, v, bias=bias, visible=visible, scale=scale, p=p, keys=keys, site=site, relative=relative, reach=reach
+            q,
+            k,
+            v,
+            bias=bias,
+            visible=visible,
+            scale=scale,
+            p=p,
+            seeds=seeds,
+            site=site,
+            relative=relative,
+            reach=reach,
         )
     if fast is cpu:
-        return cpu.attention.attend(q, k, v, bias, visible, keys, scale, p, site, relative, reach)
+        return cpu.attention.attend(q, k, v, bias, visible, seeds, scale, p, site, relative, reach)
     visible = plain.within_reach(visible, q.shape[2], k.shape[2], reach, q.device)
-    return fast.attention.attend(q, k, v, bias, visible, keys, scale, p, site, relative)
+    return fast.attention.attend(q, k, v, bias, visible, seeds, scale, p, site, relative)
 
 
 def attend_packed(
@@ -180,7 +190,7 @@ def attend_packed(
     visible: Tensor | None = None,
     scale: float,
     p: float = 0.0,
-    keys: Tensor | None = None,
+    seeds: Tensor | None = None,
     site: int = 0,
     reach: int | None = None,
     rotation: Tensor | None = None,
@@ -190,20 +200,20 @@ def attend_packed(
     ``reach`` as in :func:`attend`; ``rotation`` (L, K) turns queries and keys, see :func:`plain.rotate`. A kernel
     writes the gradient of qkv in place instead of concatenating three.
     """
-    keys = keys if p > 0.0 else None
-    _check_keys(keys, qkv.shape[0])
+    seeds = seeds if p > 0.0 else None
+    _check_seeds(seeds, qkv.shape[0])
     fast = _kernels(qkv)
-    how: dict[str, Any] = {"visible": visible, "scale": scale, "p": p, "keys": keys, "site": site, "reach": reach}
+    how: dict[str, Any] = {"visible": visible, "scale": scale, "p": p, "seeds": seeds, "site": site, "reach": reach}
     if fast is None:
         return plain.attend_packed(qkv, heads, rotation=rotation, **how)
     if fast is cpu:
-        return cpu.attention.attend_packed(qkv, heads, visible, keys, scale, p, site, reach, rotation)
+        return cpu.attention.attend_packed(qkv, heads, visible, seeds, scale, p, site, reach, rotation)
     if rotation is not None or reach is not None:  # on a GPU, torch turns queries and keys and makes the mask
         q, k, v = packed_heads(qkv, heads).unbind()
         if rotation is not None:
             q, k = plain.rotate(q, rotation), plain.rotate(k, rotation)
         return attend(q, k, v, **how).transpose(1, 2).flatten(2)
-    return fast.attention.attend_packed(qkv, heads, visible, keys, scale, p, site)
+    return fast.attention.attend_packed(qkv, heads, visible, seeds, scale, p, site)
 
 
 def feed_forward(
@@ -215,7 +225,7 @@ def feed_forward(
     tanh: bool = False,
     gated: bool = False,
     p: float = 0.0,
-    keys: Tensor | None = None,
+    seeds: Tensor | None = None,
     site: int = 0,
 ) -> Tensor:
     """dropout(gelu(x up^T + up_bias)) down^T: (B, ..., D), (F, D), (F,), (D, F) -> (B, ..., D).
@@ -225,13 +235,13 @@ def feed_forward(
     bias. A kernel keeps one tensor of width F for the backward pass instead of two or three; the backward pass computes
     activations and masks again.
     """
-    keys = keys if p > 0.0 else None
-    _check_keys(keys, x.shape[0])
+    seeds = seeds if p > 0.0 else None
+    _check_seeds(seeds, x.shape[0])
     x, up, down = _as_products(x, up, down)
     fast = _kernels(x, up, down)
     if fast is None:
-        return plain.feed_forward(x, up, up_bias, down, tanh=tanh, gated=gated, p=p, keys=keys, site=site)
-    return apply(fast.rows.FeedForward, x.contiguous(), up, up_bias, down, gated, tanh, keys, site, p)
+        return plain.feed_forward(x, up, up_bias, down, tanh=tanh, gated=gated, p=p, seeds=seeds, site=site)
+    return apply(fast.rows.FeedForward, x.contiguous(), up, up_bias, down, gated, tanh, seeds, site, p)
 
 
 def linear_cross_entropy(
@@ -300,7 +310,7 @@ def mixed_attention(
     doc: Tensor | None = None,
     scale: float,
     p: float = 0.0,
-    keys: Tensor | None = None,
+    seeds: Tensor | None = None,
     site: int = 0,
 ) -> Tensor:
     """Attention heads and span-dynamic convolution heads, concatenated (Jiang et al., 2020, section 3.3): (B, L, 2 A).
@@ -308,16 +318,16 @@ def mixed_attention(
     First :func:`attend_packed` of qkv (B, L, 3 A), then :func:`dynamic_convolution` of value (B, L, A) with logits
     (span * queries) weight^T + bias, from span (B, L, A), weight (H J, A), bias (H J,).
     """
-    keys = keys if p > 0.0 else None
-    _check_keys(keys, qkv.shape[0])
+    seeds = seeds if p > 0.0 else None
+    _check_seeds(seeds, qkv.shape[0])
     span, weight = _as_products(span, weight)
     fast = _kernels(qkv, value, span, weight)
     if fast is cpu and len(weight) <= heads * cpu.convolution.MOST_TAPS:
         given = (value.contiguous(), span.contiguous(), weight, bias)
         by_head = packed_heads(qkv, heads)
-        seen = (cpu.attention.full_rows(visible, *by_head[:2]), cpu.convolution.documents(doc, value), keys)
+        seen = (cpu.attention.full_rows(visible, *by_head[:2]), cpu.convolution.documents(doc, value), seeds)
         return apply(cpu.mixed.MixedAttention, by_head, *given, *seen, scale, p, site)
     q, k, v = packed_heads(qkv, heads).unbind()
-    attended = attend(q, k, v, visible=visible, scale=scale, p=p, keys=keys, site=site).transpose(1, 2).flatten(2)
+    attended = attend(q, k, v, visible=visible, scale=scale, p=p, seeds=seeds, site=site).transpose(1, 2).flatten(2)
     logits = torch.nn.functional.linear(span * q.transpose(1, 2).flatten(2), weight, bias)
     return torch.cat([attended, dynamic_convolution(value, logits, heads, doc)], dim=-1)

@@ -23,14 +23,14 @@ def comes_again() -> bool:
 
 
 def dropout_function(dropout: Callable[..., Tensor]) -> type[Function]:
-    """The Function of ``dropout(x, keys, site, p)``; its backward pass is the same call on the gradient."""
+    """The Function of ``dropout(x, seeds, site, p)``; its backward pass is the same call on the gradient."""
 
     class DropoutFunction(Function):
         @staticmethod
-        def forward(ctx: Any, x: Tensor, keys: Tensor, site: int, p: float) -> Tensor:
-            ctx.save_for_backward(keys)
+        def forward(ctx: Any, x: Tensor, seeds: Tensor, site: int, p: float) -> Tensor:
+            ctx.save_for_backward(seeds)
             ctx.site, ctx.p = site, p
-            return dropout(x, keys, site, p)
+            return dropout(x, seeds, site, p)
 
         @staticmethod
         @once_differentiable
@@ -111,11 +111,11 @@ def add_norm_function(
             residual: Tensor | None,
             weight: Tensor,
             bias: Tensor | None,
-            keys: Tensor | None,
+            seeds: Tensor | None,
             *how: Any,
         ) -> Tensor:
-            out, statistics = add_norm(x, x_bias, residual, weight, bias, keys, *how)
-            ctx.save_for_backward(x, x_bias, residual, weight, statistics, keys)
+            out, statistics = add_norm(x, x_bias, residual, weight, bias, seeds, *how)
+            ctx.save_for_backward(x, x_bias, residual, weight, statistics, seeds)
             site, p, _, center = how
             ctx.how = site, p, center
             ctx.bias_dtype = None if bias is None else bias.dtype
@@ -124,9 +124,9 @@ def add_norm_function(
         @staticmethod
         @once_differentiable
         def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-            x, x_bias, residual, weight, statistics, keys = ctx.saved_tensors
+            x, x_bias, residual, weight, statistics, seeds = ctx.saved_tensors
             dx, dresidual, sums = add_norm_backward(
-                grad.contiguous(), x, x_bias, residual, weight, statistics, keys, *ctx.how
+                grad.contiguous(), x, x_bias, residual, weight, statistics, seeds, *ctx.how
             )
             dweight, dbias, dx_bias = sums.unbind()
             return (
@@ -171,12 +171,12 @@ def sum_norm_function(
             residual: Tensor,
             weight: Tensor,
             bias: Tensor | None,
-            keys: Tensor | None,
+            seeds: Tensor | None,
             *how: Any,
         ) -> tuple[Tensor, Tensor] | Tensor:
             """``how`` is site, p, eps, center, and whether the norm is rounded to bfloat16."""
-            sums, out, statistics = sum_norm(x, x_bias, residual, weight, bias, keys, *how)
-            ctx.save_for_backward(residual if x is None else sums, weight, statistics, keys)
+            sums, out, statistics = sum_norm(x, x_bias, residual, weight, bias, seeds, *how)
+            ctx.save_for_backward(residual if x is None else sums, weight, statistics, seeds)
             site, p, _, center, _ = how
             ctx.how = site, p, center, x is not None
             ctx.dtypes = [None if one is None else one.dtype for one in (x_bias, bias)]
@@ -186,14 +186,14 @@ def sum_norm_function(
         @staticmethod
         @once_differentiable
         def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-            sums, weight, statistics, keys = ctx.saved_tensors
+            sums, weight, statistics, seeds = ctx.saved_tensors
             with_x = ctx.how[-1]
             dsums, grad = grads if with_x else (None, grads[0])
             if grad is None:  # the norm is not used
                 grad = torch.zeros_like(sums)
             dsums = None if dsums is None else dsums.contiguous()
             dresidual, dx, totals = sum_norm_backward(
-                grad.contiguous(), dsums, sums, weight, statistics, keys, *ctx.how
+                grad.contiguous(), dsums, sums, weight, statistics, seeds, *ctx.how
             )
             dweight, dbias, dx_bias = totals.unbind()
             x_bias_dtype, bias_dtype = ctx.dtypes
@@ -232,20 +232,20 @@ def feed_forward_function(gelu: Callable[..., Tensor], gelu_backward_: Callable[
     class FeedForwardFunction(Function):
         @staticmethod
         def forward(ctx: Any, x: Tensor, up: Tensor, up_bias: Tensor | None, down: Tensor, *how: Any) -> Tensor:
-            """``how`` is gated, tanh, keys, site, p of ``gelu``."""
+            """``how`` is gated, tanh, seeds, site, p of ``gelu``."""
             inner = x @ up.T
-            gated, tanh, keys, site, p = how
-            ctx.save_for_backward(x, up, up_bias, down, inner, keys)
+            gated, tanh, seeds, site, p = how
+            ctx.save_for_backward(x, up, up_bias, down, inner, seeds)
             ctx.gated, ctx.tanh, ctx.site, ctx.p = gated, tanh, site, p
             return gelu(inner, up_bias, *how) @ down.T
 
         @staticmethod
         @once_differentiable
         def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-            x, up, up_bias, down, inner, keys = ctx.saved_tensors
+            x, up, up_bias, down, inner, seeds = ctx.saved_tensors
             dinner = grad @ down
             activated = torch.empty_like(inner) if comes_again() else inner
-            dbias = gelu_backward_(dinner, inner, up_bias, activated, ctx.gated, ctx.tanh, keys, ctx.site, ctx.p)
+            dbias = gelu_backward_(dinner, inner, up_bias, activated, ctx.gated, ctx.tanh, seeds, ctx.site, ctx.p)
             if ctx.gated:
                 dinner, activated = activated, dinner
             need_x, need_up, _, need_down = ctx.needs_input_grad[:4]

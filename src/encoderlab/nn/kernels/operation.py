@@ -68,6 +68,6 @@ def apply(function: type[Function], *args: Any) -> Any:
     return function.apply(*args) if torch.is_grad_enabled() else function.forward(Unrecorded(), *args)
 
 
-def scaling(keys: Tensor | None, p: float) -> tuple[int, float]:
+def scaling(seeds: Tensor | None, p: float) -> tuple[int, float]:
     """The threshold of dropout's masks, and the factor for kept elements."""
-    return (0, 1.0) if keys is None else (noise.threshold(p), 1.0 / (1.0 - p))
+    return (0, 1.0) if seeds is None else (noise.threshold(p), 1.0 / (1.0 - p))

@@ -1,7 +1,7 @@
 """Plain versions of all kernels, in torch operations: they run on any device and in any precision.
 
 They run where a device has no kernels (no compiler, another accelerator) and in double precision, and tests compare the
-kernels with them. ``keys`` (B,) int64 are the row keys of :mod:`encoderlab.nn.noise`; None switches dropout off.
+kernels with them. ``seeds`` (B,) int64 are the row seeds of :mod:`encoderlab.nn.noise`; None switches dropout off.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch import Tensor
 from encoderlab.nn import noise
 
 
-def dropout(x: Tensor, p: float, keys: Tensor | None, site: int) -> Tensor:
+def dropout(x: Tensor, p: float, seeds: Tensor | None, site: int) -> Tensor:
     """x (B, ..., D) with elements set to 0 at rate p and the others divided by 1 - p."""
-    if keys is None or p == 0.0:
+    if seeds is None or p == 0.0:
         return x
-    return torch.where(noise.kept(keys, site, tuple(x.shape), p), x * (1.0 / (1.0 - p)), 0.0)
+    return torch.where(noise.kept(seeds, site, tuple(x.shape), p), x * (1.0 / (1.0 - p)), 0.0)
 
 
 def dropout_add_norm(
@@ -30,7 +30,7 @@ def dropout_add_norm(
     bias: Tensor | None,
     eps: float,
     p: float,
-    keys: Tensor | None,
+    seeds: Tensor | None,
     site: int,
     *,
     x_bias: Tensor | None = None,
@@ -42,7 +42,7 @@ def dropout_add_norm(
     """
     if x_bias is not None:
         x = x + x_bias
-    dropped = dropout(x, p, keys, site)
+    dropped = dropout(x, p, seeds, site)
     return norm(dropped if residual is None else residual + dropped, weight, bias, eps, center)
 
 
@@ -53,7 +53,7 @@ def dropout_add_then_norm(
     bias: Tensor | None,
     eps: float,
     p: float,
-    keys: Tensor | None,
+    seeds: Tensor | None,
     site: int,
     *,
     x_bias: Tensor | None = None,
@@ -61,7 +61,7 @@ def dropout_add_then_norm(
 ) -> tuple[Tensor, Tensor]:
     """residual + dropout(x + x_bias), and its norm; x None means the residual and its norm."""
     if x is not None:
-        residual = residual + dropout(x if x_bias is None else x + x_bias, p, keys, site)
+        residual = residual + dropout(x if x_bias is None else x + x_bias, p, seeds, site)
     return residual, norm(residual, weight, bias, eps, center)
 
 
@@ -72,7 +72,7 @@ def norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, center: boo
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
-def softmax_dropout(scores: Tensor, visible: Tensor | None, p: float, keys: Tensor | None, site: int) -> Tensor:
+def softmax_dropout(scores: Tensor, visible: Tensor | None, p: float, seeds: Tensor | None, site: int) -> Tensor:
     """Attention probabilities (B, H, L, M) in the precision of ``scores``; rows with no visible key are zero."""
     wide = scores.double() if scores.dtype == torch.float64 else scores.float()
     if visible is None:
@@ -81,8 +81,8 @@ def softmax_dropout(scores: Tensor, visible: Tensor | None, p: float, keys: Tens
         hidden = ~visible
         probabilities = torch.softmax(wide.masked_fill(hidden, torch.finfo(wide.dtype).min), dim=-1)
         probabilities = probabilities.masked_fill(hidden, 0.0)
-    if keys is not None and p > 0.0:
-        keep = noise.kept_pairs(keys, site, scores.shape[1], scores.shape[2], scores.shape[3], p)
+    if seeds is not None and p > 0.0:
+        keep = noise.kept_pairs(seeds, site, scores.shape[1], scores.shape[2], scores.shape[3], p)
         probabilities = torch.where(keep, probabilities * (1.0 / (1.0 - p)), 0.0)
     return probabilities.to(scores.dtype)
 
@@ -192,7 +192,7 @@ def attend(
     visible: Tensor | None = None,
     scale: float,
     p: float = 0.0,
-    keys: Tensor | None = None,
+    seeds: Tensor | None = None,
     site: int = 0,
     relative: Relative | None = None,
     reach: int | None = None,
@@ -206,7 +206,7 @@ def attend(
     if relative is not None:
         positions = relative_bias(q, k, relative, scale)
         bias = positions if bias is None else bias + positions
-    if (keys is None or p == 0.0) and bias is None and q.is_cuda:
+    if (seeds is None or p == 0.0) and bias is None and q.is_cuda:
         if visible is None:
             return F.scaled_dot_product_attention(q, k, v, scale=scale)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=visible | ~visible.any(-1, keepdim=True), scale=scale)
@@ -220,7 +220,7 @@ def attend(
         scores = scores.clamp(-65504.0, 65504.0).float()
     if bias is not None:
         scores = scores + bias
-    return torch.matmul(softmax_dropout(scores, visible, p, keys, site).to(v.dtype), v)
+    return torch.matmul(softmax_dropout(scores, visible, p, seeds, site).to(v.dtype), v)
 
 
 def attend_packed(
@@ -230,7 +230,7 @@ def attend_packed(
     visible: Tensor | None = None,
     scale: float,
     p: float = 0.0,
-    keys: Tensor | None = None,
+    seeds: Tensor | None = None,
     site: int = 0,
     reach: int | None = None,
     rotation: Tensor | None = None,
@@ -242,7 +242,7 @@ def attend_packed(
     q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in qkv.chunk(3, dim=-1))
     if rotation is not None:
         q, k = rotate(q, rotation), rotate(k, rotation)
-    attended = attend(q, k, v, visible=visible, scale=scale, p=p, keys=keys, site=site, reach=reach)
+    attended = attend(q, k, v, visible=visible, scale=scale, p=p, seeds=seeds, site=site, reach=reach)
     return attended.transpose(1, 2).flatten(2)
 
 
@@ -277,7 +277,7 @@ def feed_forward(
     tanh: bool = False,
     gated: bool = False,
     p: float = 0.0,
-    keys: Tensor | None = None,
+    seeds: Tensor | None = None,
     site: int = 0,
 ) -> Tensor:
     """dropout(gelu(x up^T + up_bias)) down^T: (B, ..., D), (F, D), (F,), (D, F) -> (B, ..., D), no second bias.
@@ -287,7 +287,7 @@ def feed_forward(
     inner = F.linear(x, up) if up_bias is None else F.linear(x, up) + up_bias
     inner, gate = inner.chunk(2, dim=-1) if gated else (inner, None)
     inner = F.gelu(inner, approximate="tanh" if tanh else "none")
-    return F.linear(dropout(inner if gate is None else inner * gate, p, keys, site), down)
+    return F.linear(dropout(inner if gate is None else inner * gate, p, seeds, site), down)
 
 
 def linear_cross_entropy(

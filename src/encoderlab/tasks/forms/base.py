@@ -512,11 +512,11 @@ def summary_places(batch: TaskBatch, model: Network, tokenizer: Tokenizer) -> Ch
 def summaries(
     model: Network, states: States, batch: TaskBatch, chosen: Chosen, noise: Noise | None
 ) -> tuple[Tensor, Tensor | None]:
-    """The vectors (n, D) at the summary tokens, or means over the sequences, and the keys of their dropout.
+    """The vectors (n, D) at the summary tokens, or means over the sequences, and the seeds of their dropout.
 
     They go through the pooler if the head reads it.
     """
-    keys = None if noise is None else noise.at(chosen.rows, chosen.places)
+    seeds = None if noise is None else noise.at(chosen.rows, chosen.places)
     task = model.config.task
     if takes_means(task):
         place = torch.arange(batch.ids.shape[1], device=batch.ids.device)
@@ -527,5 +527,5 @@ def summaries(
         x = model.encoder.last_at(states, chosen, noise)
     if isinstance(task, Classification) and task.summary == "pooler":
         assert model.pooler is not None
-        x = model.pooler(x, keys)
-    return x, keys
+        x = model.pooler(x, seeds)
+    return x, seeds

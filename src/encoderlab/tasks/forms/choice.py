@@ -257,8 +257,8 @@ class ChoiceForm(Form):
         """The score of every sequence, in the order of rows, its row and its slot; (n,) each."""
         assert isinstance(model.task, ClassificationHead)
         chosen = summary_places(batch, model, self.tokenizer)
-        x, keys = summaries(model, states, batch, chosen, noise)
-        return model.task(x, keys)[:, 0].float(), chosen.rows, chosen.slots
+        x, seeds = summaries(model, states, batch, chosen, noise)
+        return model.task(x, seeds)[:, 0].float(), chosen.rows, chosen.slots
 
     # Predictions
 

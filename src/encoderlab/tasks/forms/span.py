@@ -75,7 +75,7 @@ class _Windows:
     """The n windows of a batch, unpacked and padded to the longest, w tokens, as ``head`` reads them.
 
     ``x`` (n, w, D) are their states; ``allowed`` (n, w) marks places where answers may start or end, ``real`` (n, w)
-    places within a window. ``rows``, ``slots`` and ``keys`` (n,) are batch row, slot and dropout key of each window,
+    places within a window. ``rows``, ``slots`` and ``seeds`` (n,) are batch row, slot and dropout seed of each window,
     ``summary`` (n,) the place of its summary token.
     """
 
@@ -86,7 +86,7 @@ class _Windows:
     rows: Tensor
     slots: Tensor
     summary: Tensor
-    keys: Tensor | None
+    seeds: Tensor | None
 
     def starts(self) -> Tensor:
         """Scores (n, w) of the places as starts, -inf in the padding."""
@@ -99,7 +99,7 @@ class _Windows:
     def answerable(self, starts: Tensor) -> Tensor:
         """Log-odds (n,) of "no answer" by a head with answerability, from the scores of the starts (n, w)."""
         summary = self.x[torch.arange(len(self.x), device=self.x.device), self.summary]
-        return self.head.answer_logits(self.x, summary, starts.to(self.x.dtype), self.keys).float()
+        return self.head.answer_logits(self.x, summary, starts.to(self.x.dtype), self.seeds).float()
 
     def null(self, starts: Tensor, ends: Tensor) -> Tensor:
         """The null scores (n,), see :class:`Candidates`, from the starts (n, w) and the ends (n, s, w)."""
@@ -387,16 +387,16 @@ class SpanForm(Form):
         allowed = batch.labels["allowed"][rows[:, None], at] & real
         if model.task.config.form == "beam" and self.tokenizer.framing != "xlnet":
             allowed &= places < length[:, None] - 1  # ALBERT's code forbids the separator that ELECTRA's allows
-        keys = None if noise is None else noise.at(rows, begin)
+        seeds = None if noise is None else noise.at(rows, begin)
         return _Windows(
             head=model.task,
-            x=model.task.dropped(states.last[rows[:, None], at], keys),
+            x=model.task.dropped(states.last[rows[:, None], at], seeds),
             allowed=allowed,
             real=real,
             rows=rows,
             slots=slots,
             summary=length - 1 if self.tokenizer.framing == "xlnet" else torch.zeros_like(length),
-            keys=keys,
+            seeds=seeds,
         )
 
     # Answers

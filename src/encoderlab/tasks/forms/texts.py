@@ -155,8 +155,8 @@ class TextForm(Form):
         """Scores (n, labels) of all examples in their order."""
         assert isinstance(model.task, ClassificationHead)
         chosen = summary_places(batch, model, self.tokenizer)
-        x, keys = summaries(model, states, batch, chosen, noise)
-        scores = model.task(x, keys)
+        x, seeds = summaries(model, states, batch, chosen, noise)
+        scores = model.task(x, seeds)
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         group, sizes = groups(batch)
         return scores.new_zeros(len(sizes), scores.shape[1]).index_add(0, group, scores) / sizes[:, None]

@@ -113,7 +113,7 @@ class SiFTObjective(TaskObjective):
         """The first perturbation, shaped as ``like`` (B, L, E); its random numbers depend on step and row."""
         size = like[0].numel()
         places = torch.arange(size, device=like.device)
-        bits = mix64(stream(noise.keys, SIFT_START)[:, None] + (places + 1) * WEYL)
+        bits = mix64(stream(noise.seeds, SIFT_START)[:, None] + (places + 1) * WEYL)
         uniform = ((bits >> 11) & ((1 << 52) - 1)).double() / (1 << 52) + 2.0**-53  # 52 bits, neither 0 nor 1
         normal = (torch.special.ndtri(uniform) * self.settings.start).float().view_as(like)
         return normal.clamp(-2 * self.settings.start, 2 * self.settings.start).requires_grad_()

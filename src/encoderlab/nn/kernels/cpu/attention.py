@@ -34,7 +34,7 @@ def attention_arguments(
     out: Tensor,
     bias: Tensor | None,
     visible: Tensor | None,
-    keys: Tensor | None,
+    seeds: Tensor | None,
     scale: float,
     p: float,
     site: int,
@@ -49,7 +49,7 @@ def attention_arguments(
     For a backward pass a second struct holds the strides of the gradients of q, k, v and position_query.
     """
     batch, heads, queries, width = q.shape
-    threshold, keep_scale = scaling(keys, p)
+    threshold, keep_scale = scaling(seeds, p)
     work = torch.get_num_threads() if q.numel() * k.shape[2] >= 32 * SMALL else 1
     rows = query_rows if query_rows is not None else key_rows
     tables, positions = (1, 0) if rows is None else rows.shape[:2]
@@ -68,7 +68,7 @@ def attend_forward(
     v: Tensor,
     bias: Tensor | None,
     visible: Tensor | None,
-    keys: Tensor | None,
+    seeds: Tensor | None,
     rotation: Tensor | None,
     scale: float,
     p: float,
@@ -77,8 +77,8 @@ def attend_forward(
 ) -> tuple[Tensor, Tensor]:
     """The attended values (B, H, L, V), and the log of each row's softmax denominator (B, H, L)."""
     out, normalisers = attend_shapes(q, k, v)
-    at = attention_arguments(q, k, v, out, bias, visible, keys, scale, p, site, reach=reach)
-    call("attend", half(q), at, q, k, v, bias, visible, keys, turned_by(rotation), out, normalisers)
+    at = attention_arguments(q, k, v, out, bias, visible, seeds, scale, p, site, reach=reach)
+    call("attend", half(q), at, q, k, v, bias, visible, seeds, turned_by(rotation), out, normalisers)
     return out, normalisers
 
 
@@ -102,7 +102,7 @@ def attend_backward(
     v: Tensor,
     bias: Tensor | None,
     visible: Tensor | None,
-    keys: Tensor | None,
+    seeds: Tensor | None,
     rotation: Tensor | None,
     normalisers: Tensor,
     scale: float,
@@ -112,10 +112,10 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v and of the bias of every batch row (B, H, L, M), which is empty if there is no bias."""
     dq, dk, dv, dbias = _attend_backward_shapes(grad, q, k, v, bias)
-    at = attention_arguments(q, k, v, grad, bias, visible, keys, scale, p, site, reach=reach)
+    at = attention_arguments(q, k, v, grad, bias, visible, seeds, scale, p, site, reach=reach)
     to = attention_arguments(dq, dk, dv, grad, None, None, None, scale, p, site)
     call(
-        "attend_backward", half(q), at, to, grad, q, k, v, bias, visible, keys, normalisers, turned_by(rotation),
+        "attend_backward", half(q), at, to, grad, q, k, v, bias, visible, seeds, normalisers, turned_by(rotation),
         dq, dk, dv, None if bias is None else dbias,
     )  # fmt: skip
     return dq, dk, dv, dbias
@@ -145,7 +145,7 @@ def attend_packed_backward(
     grad: Tensor,
     qkv: Tensor,
     visible: Tensor | None,
-    keys: Tensor | None,
+    seeds: Tensor | None,
     rotation: Tensor | None,
     normalisers: Tensor,
     scale: float,
@@ -157,9 +157,9 @@ def attend_packed_backward(
     dqkv = torch.empty_like(qkv)
     q, k, v = qkv.unbind()
     dq, dk, dv = dqkv.unbind()
-    at = attention_arguments(q, k, v, grad, None, visible, keys, scale, p, site, reach=reach)
+    at = attention_arguments(q, k, v, grad, None, visible, seeds, scale, p, site, reach=reach)
     to = attention_arguments(dq, dk, dv, grad, None, None, None, scale, p, site)
-    given = (grad, q, k, v, None, visible, keys, normalisers, turned_by(rotation))
+    given = (grad, q, k, v, None, visible, seeds, normalisers, turned_by(rotation))
     call("attend_backward", half(qkv), at, to, *given, dq, dk, dv, None)
     return dqkv
 
@@ -169,11 +169,11 @@ class AttendPacked(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, qkv: Tensor, visible: Tensor | None, keys: Tensor | None, rotation: Tensor | None, *rest: Any
+        ctx: Any, qkv: Tensor, visible: Tensor | None, seeds: Tensor | None, rotation: Tensor | None, *rest: Any
     ) -> Tensor:
         """``rest`` is scale, p, site, reach."""
-        out, normalisers = attend_forward(*qkv.unbind(), None, visible, keys, rotation, *rest)
-        ctx.save_for_backward(qkv, visible, keys, rotation, normalisers)
+        out, normalisers = attend_forward(*qkv.unbind(), None, visible, seeds, rotation, *rest)
+        ctx.save_for_backward(qkv, visible, seeds, rotation, normalisers)
         ctx.rest = rest
         return out
 
@@ -225,7 +225,7 @@ def attend_relative_forward(
     different: Tensor | None,
     table: Tensor | None,
     visible: Tensor | None,
-    keys: Tensor | None,
+    seeds: Tensor | None,
     scale: float,
     p: float,
     site: int,
@@ -233,10 +233,10 @@ def attend_relative_forward(
     """As :func:`attend_forward`; rows (S, P, H, K) contiguous, segment (B, H, L, 2) float32 contiguous."""
     out, normalisers = attend_shapes(q, k, v)
     at = attention_arguments(
-        q, k, v, out, None, visible, keys, scale, p, site, query_rows, key_rows, position_query, different
+        q, k, v, out, None, visible, seeds, scale, p, site, query_rows, key_rows, position_query, different
     )
     relative = pointers(query_rows, key_rows, position_query, table, segment, different)
-    call("attend", half(q), at, q, k, v, None, visible, keys, relative, out, normalisers)
+    call("attend", half(q), at, q, k, v, None, visible, seeds, relative, out, normalisers)
     return out, normalisers
 
 
@@ -272,7 +272,7 @@ def attend_relative_backward(
     different: Tensor | None,
     table: Tensor | None,
     visible: Tensor | None,
-    keys: Tensor | None,
+    seeds: Tensor | None,
     normalisers: Tensor,
     scale: float,
     p: float,
@@ -285,13 +285,13 @@ def attend_relative_backward(
     grads = _attend_relative_backward_shapes(grad, q, k, v, query_rows, key_rows, position_query, segment)
     dq, dk, dv, dquery_rows, dkey_rows, dposition_query, dsegment = grads
     at = attention_arguments(
-        q, k, v, grad, None, visible, keys, scale, p, site, query_rows, key_rows, position_query, different
+        q, k, v, grad, None, visible, seeds, scale, p, site, query_rows, key_rows, position_query, different
     )
     to_position = None if position_query is None else dposition_query
     to = attention_arguments(dq, dk, dv, grad, None, None, None, scale, p, site, position_query=to_position)
     made = (dquery_rows, dkey_rows, dsegment, dposition_query)
     relative = pointers(query_rows, key_rows, position_query, table, segment, different, None, *made)
-    given = (grad, q, k, v, None, visible, keys, normalisers, relative)
+    given = (grad, q, k, v, None, visible, seeds, normalisers, relative)
     call("attend_backward", half(q), at, to, *given, dq, dk, dv, None)
     return dq, dk, dv, dquery_rows, dkey_rows, dposition_query, dsegment
 
@@ -339,7 +339,7 @@ def attend(
     v: Tensor,
     bias: Tensor | None,
     visible: Tensor | None,
-    keys: Tensor | None,
+    seeds: Tensor | None,
     scale: float,
     p: float,
     site: int,
@@ -352,10 +352,10 @@ def attend(
     q, k, v, visible = dense(q), dense(k), dense(v), full_rows(visible, q, k)
     if relative is not None:
         terms = relative_arguments(q, k, relative, scale)
-        return apply(AttendRelative, q, k, v, *terms, visible, keys, scale, p, site)
+        return apply(AttendRelative, q, k, v, *terms, visible, seeds, scale, p, site)
     if bias is not None:
         bias = full_rows(bias.to(q.dtype), q, k)
-    return apply(Attend, q, k, v, bias, visible, keys, None, scale, p, site, limit(reach))
+    return apply(Attend, q, k, v, bias, visible, seeds, None, scale, p, site, limit(reach))
 
 
 def limit(reach: int | None) -> int:
@@ -367,7 +367,7 @@ def attend_packed(
     qkv: Tensor,
     heads: int,
     visible: Tensor | None,
-    keys: Tensor | None,
+    seeds: Tensor | None,
     scale: float,
     p: float,
     site: int,
@@ -386,5 +386,5 @@ def attend_packed(
         if rotation.shape != parts.shape[-2:]:
             raise ValueError(f"angles {tuple(rotation.shape)} do not fit queries of {tuple(parts.shape[-2:])}")
         rotation = rotation.float().contiguous()
-    attended = apply(AttendPacked, parts, visible, keys, rotation, scale, p, site, limit(reach))
+    attended = apply(AttendPacked, parts, visible, seeds, rotation, scale, p, site, limit(reach))
     return attended.transpose(1, 2).flatten(2)

@@ -41,7 +41,7 @@ def mixed(
     logits: Tensor,
     visible: Tensor | None,
     doc: Tensor | None,
-    keys: Tensor | None,
+    seeds: Tensor | None,
     scale: float,
     p: float,
     site: int,
@@ -54,8 +54,8 @@ def mixed(
     attended, convolved = out.chunk(2, dim=-1)
     q, k, v = qkv.unbind()
     heads = q.shape[1]
-    at = attention_arguments(q, k, v, _split(attended, heads), None, visible, keys, scale, p, site)
-    call("attend", half(q), at, q, k, v, None, visible, keys, None, attended, normalisers)
+    at = attention_arguments(q, k, v, _split(attended, heads), None, visible, seeds, scale, p, site)
+    call("attend", half(q), at, q, k, v, None, visible, seeds, None, attended, normalisers)
     convolve(value, logits, doc, heads, convolved, softmax)
     return out, normalisers, softmax
 
@@ -73,24 +73,24 @@ class MixedAttention(Function):
         bias: Tensor,
         visible: Tensor | None,
         doc: Tensor | None,
-        keys: Tensor | None,
+        seeds: Tensor | None,
         *how: Any,
     ) -> Tensor:
         """``how`` is scale, p, site."""
         product = span * qkv[0].transpose(1, 2).flatten(2)
         logits = F.linear(product, weight, bias)
-        out, normalisers, softmax = mixed(qkv, value, logits, visible, doc, keys, *how)
-        ctx.save_for_backward(qkv, value, span, product, weight, visible, doc, keys, normalisers, softmax)
+        out, normalisers, softmax = mixed(qkv, value, logits, visible, doc, seeds, *how)
+        ctx.save_for_backward(qkv, value, span, product, weight, visible, doc, seeds, normalisers, softmax)
         ctx.how, ctx.bias_dtype = how, bias.dtype
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        qkv, value, span, product, weight, visible, doc, keys, normalisers, softmax = ctx.saved_tensors
+        qkv, value, span, product, weight, visible, doc, seeds, normalisers, softmax = ctx.saved_tensors
         heads = qkv.shape[2]
         dattended, dconvolved = grad.contiguous().chunk(2, dim=-1)
-        dqkv = attend_packed_backward(_split(dattended, heads), qkv, visible, keys, None, normalisers, *ctx.how, -1)
+        dqkv = attend_packed_backward(_split(dattended, heads), qkv, visible, seeds, None, normalisers, *ctx.how, -1)
         dvalue, dlogits = dynamic_backward(dconvolved, value, softmax, doc, heads)
         dproduct = dlogits @ weight
         dqkv[0].addcmul_(_split(dproduct, heads), _split(span, heads))

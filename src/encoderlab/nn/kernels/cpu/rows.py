@@ -10,10 +10,10 @@ from encoderlab.nn.kernels.cpu.native import CHUNKS, call, half, layout, threads
 from encoderlab.nn.kernels.operation import operation, scaling
 
 
-@operation(lambda x, keys, site, p: torch.empty_like(x))
-def dropout(x: Tensor, keys: Tensor, site: int, p: float) -> Tensor:
+@operation(lambda x, seeds, site, p: torch.empty_like(x))
+def dropout(x: Tensor, seeds: Tensor, site: int, p: float) -> Tensor:
     out = torch.empty_like(x)
-    call("dropout", half(x), x, out, keys, *layout(x), site, *scaling(keys, p), threads(x))
+    call("dropout", half(x), x, out, seeds, *layout(x), site, *scaling(seeds, p), threads(x))
     return out
 
 
@@ -24,7 +24,7 @@ def add_norm(
     residual: Tensor | None,
     weight: Tensor,
     bias: Tensor | None,
-    keys: Tensor | None,
+    seeds: Tensor | None,
     site: int,
     p: float,
     eps: float,
@@ -32,8 +32,8 @@ def add_norm(
 ) -> tuple[Tensor, Tensor]:
     out, statistics = functions.add_norm_shapes(x)
     call(
-        "add_norm", half(x), x, single(x_bias), residual, weight.float(), single(bias), center, out, statistics, keys,
-        *layout(x), site, *scaling(keys, p), eps, threads(x),
+        "add_norm", half(x), x, single(x_bias), residual, weight.float(), single(bias), center, out, statistics, seeds,
+        *layout(x), site, *scaling(seeds, p), eps, threads(x),
     )  # fmt: skip
     return out, statistics
 
@@ -51,7 +51,7 @@ def add_norm_backward(
     residual: Tensor | None,
     weight: Tensor,
     statistics: Tensor,
-    keys: Tensor | None,
+    seeds: Tensor | None,
     site: int,
     p: float,
     center: bool,
@@ -60,7 +60,7 @@ def add_norm_backward(
     partial = torch.empty(CHUNKS, 3, x.shape[-1])
     call(
         "add_norm_backward", half(x), grad, x, single(x_bias), residual, weight.float(), center, statistics, dx,
-        None if residual is None else dresidual, partial, sums, keys, *layout(x), site, *scaling(keys, p), threads(x),
+        None if residual is None else dresidual, partial, sums, seeds, *layout(x), site, *scaling(seeds, p), threads(x),
     )  # fmt: skip
     return dx, dresidual, sums
 
@@ -72,7 +72,7 @@ def sum_norm(
     residual: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    keys: Tensor | None,
+    seeds: Tensor | None,
     site: int,
     p: float,
     eps: float,
@@ -80,11 +80,11 @@ def sum_norm(
     half_out: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     sums, out, statistics = functions.sum_norm_shapes(
-        x, x_bias, residual, weight, bias, keys, site, p, eps, center, half_out
+        x, x_bias, residual, weight, bias, seeds, site, p, eps, center, half_out
     )
     call(
         "sum_norm", half_out, not half(residual), x, single(x_bias), residual, weight.float(), single(bias), center,
-        sums, out, statistics, keys, *layout(residual), site, *scaling(keys, p), eps, threads(residual),
+        sums, out, statistics, seeds, *layout(residual), site, *scaling(seeds, p), eps, threads(residual),
     )  # fmt: skip
     return sums, out, statistics
 
@@ -96,30 +96,30 @@ def sum_norm_backward(
     sums: Tensor,
     weight: Tensor,
     statistics: Tensor,
-    keys: Tensor | None,
+    seeds: Tensor | None,
     site: int,
     p: float,
     center: bool,
     with_x: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     dresidual, dx, totals = functions.sum_norm_backward_shapes(
-        grad, dsums, sums, weight, statistics, keys, site, p, center, with_x
+        grad, dsums, sums, weight, statistics, seeds, site, p, center, with_x
     )
     partial = torch.empty(CHUNKS, 3, sums.shape[-1])
     call(
         "sum_norm_backward", half(grad), not half(sums), grad, dsums, sums, weight.float(), center, statistics,
-        dresidual, dx if with_x else None, partial, totals, keys, *layout(sums), site, *scaling(keys, p),
+        dresidual, dx if with_x else None, partial, totals, seeds, *layout(sums), site, *scaling(seeds, p),
         threads(sums),
     )  # fmt: skip
     return dresidual, dx, totals
 
 
 @operation(functions.gelu_shapes)
-def gelu(x: Tensor, bias: Tensor | None, gated: bool, tanh: bool, keys: Tensor | None, site: int, p: float) -> Tensor:
+def gelu(x: Tensor, bias: Tensor | None, gated: bool, tanh: bool, seeds: Tensor | None, site: int, p: float) -> Tensor:
     """dropout(gelu(x + bias)); ``gated``: dropout of gelu of the first half times the second half."""
     out = functions.gelu_shapes(x, bias, gated)
     name = "geglu" if gated else "gelu"
-    call(name, half(x), tanh, x, single(bias), out, keys, *layout(out), site, *scaling(keys, p), threads(x))
+    call(name, half(x), tanh, x, single(bias), out, seeds, *layout(out), site, *scaling(seeds, p), threads(x))
     return out
 
 
@@ -131,7 +131,7 @@ def gelu_backward_(
     out: Tensor,
     gated: bool,
     tanh: bool,
-    keys: Tensor | None,
+    seeds: Tensor | None,
     site: int,
     p: float,
 ) -> Tensor:
@@ -139,7 +139,7 @@ def gelu_backward_(
     partial = torch.empty(CHUNKS, x.shape[-1])
     name = "geglu_backward" if gated else "gelu_backward"
     call(
-        name, half(x), tanh, grad, x, single(bias), out, partial, dbias, keys, *layout(grad), site, *scaling(keys, p),
+        name, half(x), tanh, grad, x, single(bias), out, partial, dbias, seeds, *layout(grad), site, *scaling(seeds, p),
         threads(x),
     )  # fmt: skip
     return dbias

@@ -27,7 +27,7 @@ from torch.autograd.function import once_differentiable
 
 from encoderlab.nn.kernels import plain
 from encoderlab.nn.kernels.functions import attend_shapes, dense, heads_last, packed_heads
-from encoderlab.nn.kernels.gpu.noise import read_key, stream, words
+from encoderlab.nn.kernels.gpu.noise import read_seed, stream, words
 from encoderlab.nn.kernels.operation import GPU, apply, operation, scaling
 from encoderlab.nn.kernels.plain import Relative, chosen_per_head
 
@@ -58,7 +58,7 @@ class Terms(NamedTuple):
 
 
 class DropoutTerms(NamedTuple):
-    keys: Any  # None: no dropout
+    seeds: Any  # None: no dropout
     site: Any
     threshold: Any
     scale: Any
@@ -120,7 +120,7 @@ def key_of(column):
 @triton.jit
 def kept(dropout, batch, head, query, start, QUERIES: tl.constexpr, KEYS: tl.constexpr):
     """The keep mask of a tile whose first key is ``start``, equal to :func:`encoderlab.nn.noise.kept_pairs`."""
-    streams = stream(stream(read_key(dropout.keys, batch), dropout.site), head)
+    streams = stream(stream(read_seed(dropout.seeds, batch), dropout.site), head)
     x = words(streams, (query << 16)[:, None] + (start // 2 + tl.arange(0, KEYS // 2))[None, :])
     return tl.join(x << 16, x).reshape(QUERIES, KEYS).to(tl.int32, bitcast=True) >= dropout.threshold
 
@@ -181,7 +181,7 @@ def attend_kernel(
         shift = tl.where(now == float("-inf"), 0.0, now)  # no key seen yet
         weights, faded = tl.exp(scores - shift[:, None]), tl.exp(largest - shift)
         total = total * faded + tl.sum(weights, 1)
-        if dropout.keys is not None:
+        if dropout.seeds is not None:
             keep = kept(dropout, batch, head, query, start, QUERIES, KEYS)
             weights = tl.where(keep, weights * dropout.scale, 0.0)
         v = load_rows(V, batch, head, key, VALUE)
@@ -202,7 +202,7 @@ def probabilities(
     """A tile's probabilities after dropout, and the gradient of its scores."""
     weights = tl.exp(scores - log_sum[:, None])
     dropped, dweights = weights, tl.dot(dout, tl.trans(v), input_precision=PRECISION)
-    if dropout.keys is not None:
+    if dropout.seeds is not None:
         keep = kept(dropout, batch, head, query, start, QUERIES, KEYS)
         dropped = tl.where(keep, weights * dropout.scale, 0.0)
         dweights = tl.where(keep, dweights * dropout.scale, 0.0)
@@ -330,7 +330,7 @@ def attend_forward(
     segment: Tensor | None,
     different: Tensor | None,
     visible: Tensor | None,
-    keys: Tensor | None,
+    seeds: Tensor | None,
     scale: float,
     p: float,
     site: int,
@@ -341,7 +341,7 @@ def attend_forward(
     terms = Terms(*map(matrix, (bias, query_table, key_table, segment, different, visible)))
     tiles = tiling(q, v, query_table, key_table)
     attend_kernel[(triton.cdiv(queries, tiles["QUERIES"]) * batch * heads,)](
-        matrix(q), matrix(k), matrix(v), terms, DropoutTerms(keys, site, *scaling(keys, p)), matrix(out), log_sum,
+        matrix(q), matrix(k), matrix(v), terms, DropoutTerms(seeds, site, *scaling(seeds, p)), matrix(out), log_sum,
         heads, scale, **tiles,
     )  # fmt: skip
     return out, log_sum
@@ -379,7 +379,7 @@ def attend_backward(
     segment: Tensor | None,
     different: Tensor | None,
     visible: Tensor | None,
-    keys: Tensor | None,
+    seeds: Tensor | None,
     out: Tensor,
     log_sum: Tensor,
     scale: float,
@@ -393,7 +393,7 @@ def attend_backward(
     added = bias, query_table, key_table, segment
     dq, dk, dv, *dadded = _attend_backward_shapes(dout, q, k, v, *added)
     terms = Terms(*map(matrix, (*added, different, visible)))
-    dropout = DropoutTerms(keys, site, *scaling(keys, p))
+    dropout = DropoutTerms(seeds, site, *scaling(seeds, p))
     differentiate(dout, (q, k, v), terms, dropout, out, log_sum, scale, (dq, dk, dv), dadded)
     return dq, dk, dv, *dadded  # type: ignore[return-value]
 
@@ -445,7 +445,7 @@ def attend_packed_backward(
     dout: Tensor,
     qkv: Tensor,
     visible: Tensor | None,
-    keys: Tensor | None,
+    seeds: Tensor | None,
     out: Tensor,
     log_sum: Tensor,
     scale: float,
@@ -455,7 +455,7 @@ def attend_packed_backward(
     """The gradient of qkv (3, B, H, L, K), in its own layout."""
     dqkv = torch.empty_like(qkv)
     terms = Terms(*map(matrix, (None, None, None, None, None, visible)))
-    dropout, none = DropoutTerms(keys, site, *scaling(keys, p)), [qkv.new_empty(0)] * 4
+    dropout, none = DropoutTerms(seeds, site, *scaling(seeds, p)), [qkv.new_empty(0)] * 4
     differentiate(dout, qkv.unbind(), terms, dropout, out, log_sum, scale, dqkv.unbind(), none)
     return dqkv
 
@@ -465,10 +465,10 @@ class AttendPacked(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, qkv: Tensor, visible: Tensor | None, keys: Tensor | None, scale: float, p: float, site: int
+        ctx: Any, qkv: Tensor, visible: Tensor | None, seeds: Tensor | None, scale: float, p: float, site: int
     ) -> Tensor:
-        out, log_sum = attend_forward(*qkv.unbind(), *[None] * 5, visible, keys, scale, p, site)
-        ctx.save_for_backward(qkv, visible, keys, out, log_sum)
+        out, log_sum = attend_forward(*qkv.unbind(), *[None] * 5, visible, seeds, scale, p, site)
+        ctx.save_for_backward(qkv, visible, seeds, out, log_sum)
         ctx.rest = scale, p, site
         return out
 
@@ -499,16 +499,16 @@ def attend(
     v: Tensor,
     bias: Tensor | None,
     visible: Tensor | None,
-    keys: Tensor | None,
+    seeds: Tensor | None,
     scale: float,
     p: float,
     site: int,
     relative: Relative | None,
 ) -> Tensor:
     """As :func:`encoderlab.nn.kernels.attend`."""
-    if left_to_torch(q, v, bias, visible, keys, relative):
+    if left_to_torch(q, v, bias, visible, seeds, relative):
         return plain.attend(
-            q, k, v, bias=bias, visible=visible, scale=scale, p=p, keys=keys, site=site, relative=relative
+            q, k, v, bias=bias, visible=visible, scale=scale, p=p, seeds=seeds, site=site, relative=relative
         )
     pairs = *q.shape[:3], k.shape[2]
     query_table = key_table = segment = different = None
@@ -525,17 +525,17 @@ def attend(
     bias = None if bias is None else bias.expand(pairs)
     visible = None if visible is None else visible.expand(pairs).view(torch.uint8)
     q, k, v = dense(q), dense(k), dense(v)
-    return apply(Attend, q, k, v, bias, query_table, key_table, segment, different, visible, keys, scale, p, site)
+    return apply(Attend, q, k, v, bias, query_table, key_table, segment, different, visible, seeds, scale, p, site)
 
 
 def attend_packed(
-    qkv: Tensor, heads: int, visible: Tensor | None, keys: Tensor | None, scale: float, p: float, site: int
+    qkv: Tensor, heads: int, visible: Tensor | None, seeds: Tensor | None, scale: float, p: float, site: int
 ) -> Tensor:
     """As :func:`encoderlab.nn.kernels.attend_packed`."""
     batch, length, _ = qkv.shape
     parts = packed_heads(qkv, heads)
-    if left_to_torch(parts, parts, visible, keys):
-        return plain.attend_packed(qkv, heads, visible=visible, scale=scale, p=p, keys=keys, site=site)
+    if left_to_torch(parts, parts, visible, seeds):
+        return plain.attend_packed(qkv, heads, visible=visible, scale=scale, p=p, seeds=seeds, site=site)
     if visible is not None:
         visible = visible.expand(batch, heads, length, length).view(torch.uint8)
-    return apply(AttendPacked, parts, visible, keys, scale, p, site).transpose(1, 2).flatten(2)
+    return apply(AttendPacked, parts, visible, seeds, scale, p, site).transpose(1, 2).flatten(2)

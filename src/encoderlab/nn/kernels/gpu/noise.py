@@ -15,15 +15,15 @@ def mix64(x):
 
 
 @triton.jit
-def stream(key, site):
-    """The random stream of ``site`` (int) for a key (uint64, see :func:`read_key`)."""
-    return mix64(key + tl.cast(site + 1, tl.uint64) * 0x9E3779B97F4A7C15)  # Triton makes a site of 1 a constant
+def stream(seed, site):
+    """The random stream of ``site`` (int) for a seed (uint64, see :func:`read_seed`)."""
+    return mix64(seed + tl.cast(site + 1, tl.uint64) * 0x9E3779B97F4A7C15)  # Triton makes a site of 1 a constant
 
 
 @triton.jit
-def read_key(keys, row):
-    """The key of a row of the batch; ``keys`` points to int64."""
-    return tl.load(keys + row).to(tl.uint64, bitcast=True)
+def read_seed(seeds, row):
+    """The seed of a row of the batch; ``seeds`` points to int64."""
+    return tl.load(seeds + row).to(tl.uint64, bitcast=True)
 
 
 @triton.jit

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from encoderlab.nn.kernels import functions
-from encoderlab.nn.kernels.gpu.noise import read_key, stream, words
+from encoderlab.nn.kernels.gpu.noise import read_seed, stream, words
 from encoderlab.nn.kernels.operation import GPU, operation, scaling
 
 PART = 512  # words in a tile where a program may take some columns of a position
@@ -70,12 +70,12 @@ def columns_of(part, width, WORDS: tl.constexpr):
 
 
 @triton.jit
-def tile_of(row, columns, length, width, keys, site):
-    """Position ``row``, counted through the batch; keys None means no dropout."""
+def tile_of(row, columns, length, width, seeds, site):
+    """Position ``row``, counted through the batch; seeds None means no dropout."""
     word = columns.word
-    if keys is not None:
+    if seeds is not None:
         first = row % length * (tl.cdiv(width, 32) * 16)
-        word = words(stream(read_key(keys, row // length), site), first + columns.word)
+        word = words(stream(read_seed(seeds, row // length), site), first + columns.word)
     return Tile(tl.cast(row, tl.int64) * width + columns.at, columns.inside, word)
 
 
@@ -86,8 +86,8 @@ def load(x, tile):
 
 
 @triton.jit
-def dropped(x, tile, keys, threshold, scale):
-    if keys is not None:
+def dropped(x, tile, seeds, threshold, scale):
+    if seeds is not None:
         halves = tl.where(tl.arange(0, 2)[:, None] == 0, tile.word << 16, tile.word)
         x = tl.where(halves.to(tl.int32, bitcast=True) >= threshold, x * scale, 0.0)
     return x
@@ -102,18 +102,18 @@ def total_of(x):
 
 
 @triton.jit(do_not_specialize=["length", "site"])
-def dropout_kernel(x, out, keys, length, width, site, threshold, scale, WORDS: tl.constexpr):
+def dropout_kernel(x, out, seeds, length, width, site, threshold, scale, WORDS: tl.constexpr):
     parts = tl.cdiv(width, 2 * WORDS)
     columns = columns_of(tl.program_id(0) % parts, width, WORDS)
-    tile = tile_of(tl.program_id(0) // parts, columns, length, width, keys, site)
-    tl.store(out + tile.at, dropped(load(x, tile), tile, keys, threshold, scale), mask=tile.inside)
+    tile = tile_of(tl.program_id(0) // parts, columns, length, width, seeds, site)
+    tl.store(out + tile.at, dropped(load(x, tile), tile, seeds, threshold, scale), mask=tile.inside)
 
 
-@operation(lambda x, keys, site, p: torch.empty_like(x), space=GPU)
-def dropout(x: Tensor, keys: Tensor, site: int, p: float) -> Tensor:
+@operation(lambda x, seeds, site, p: torch.empty_like(x), space=GPU)
+def dropout(x: Tensor, seeds: Tensor, site: int, p: float) -> Tensor:
     out, rows = torch.empty_like(x), layout(x, PART)
     grid = (rows.number * rows.parts,)
-    dropout_kernel[grid](x, out, keys, rows.length, rows.width, site, *scaling(keys, p), **rows.tile)
+    dropout_kernel[grid](x, out, seeds, rows.length, rows.width, site, *scaling(seeds, p), **rows.tile)
     return out
 
 
@@ -121,12 +121,12 @@ def dropout(x: Tensor, keys: Tensor, site: int, p: float) -> Tensor:
 
 
 @triton.jit
-def summed(x, x_bias, residual, tile, columns, keys, threshold, scale):
+def summed(x, x_bias, residual, tile, columns, seeds, threshold, scale):
     """residual + dropout(x + x_bias); zero outside."""
     total = load(x, tile)
     if x_bias is not None:
         total += load(x_bias, columns)
-    total = dropped(total, tile, keys, threshold, scale)
+    total = dropped(total, tile, seeds, threshold, scale)
     if residual is not None:
         total += load(residual, tile)
     return total
@@ -134,13 +134,13 @@ def summed(x, x_bias, residual, tile, columns, keys, threshold, scale):
 
 @triton.jit(do_not_specialize=["length", "site"])
 def add_norm_kernel(
-    x, x_bias, residual, weight, bias, out, statistics, keys, length, width, site, threshold, scale, eps,
+    x, x_bias, residual, weight, bias, out, statistics, seeds, length, width, site, threshold, scale, eps,
     CENTER: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     columns = columns_of(0, width, WORDS)
-    tile = tile_of(row, columns, length, width, keys, site)
-    total = summed(x, x_bias, residual, tile, columns, keys, threshold, scale)
+    tile = tile_of(row, columns, length, width, seeds, site)
+    total = summed(x, x_bias, residual, tile, columns, seeds, threshold, scale)
     mean = total_of(total) / width if CENTER else 0.0
     centred = tl.where(tile.inside, total - mean, 0.0)
     rstd = 1.0 / tl.sqrt(total_of(centred * centred) / width + eps)
@@ -154,7 +154,7 @@ def add_norm_kernel(
 
 @triton.jit(do_not_specialize=["length", "site", "number"])
 def add_norm_backward_kernel(
-    grad, x, x_bias, residual, weight, statistics, dx, dresidual, partial, keys, length, width, site, threshold,
+    grad, x, x_bias, residual, weight, statistics, dx, dresidual, partial, seeds, length, width, site, threshold,
     scale, number, CENTER: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
     """``partial`` (programs, 3, width): sums for weight, bias and x_bias."""
@@ -163,9 +163,9 @@ def add_norm_backward_kernel(
     dbias = tl.zeros((2, WORDS), tl.float32)
     dx_bias = tl.zeros((2, WORDS), tl.float32)
     for row in range(tl.program_id(0), number, tl.num_programs(0)):
-        tile = tile_of(row, columns, length, width, keys, site)
+        tile = tile_of(row, columns, length, width, seeds, site)
         mean, rstd = tl.load(statistics + 2 * row), tl.load(statistics + 2 * row + 1)
-        normal = (summed(x, x_bias, residual, tile, columns, keys, threshold, scale) - mean) * rstd
+        normal = (summed(x, x_bias, residual, tile, columns, seeds, threshold, scale) - mean) * rstd
         slope = load(grad, tile)
         dweight += slope * normal
         dbias += slope
@@ -174,7 +174,7 @@ def add_norm_backward_kernel(
         slope = (slope - common - normal * (total_of(slope * normal) / width)) * rstd
         if residual is not None:
             tl.store(dresidual + tile.at, slope, mask=tile.inside)
-        slope = dropped(slope, tile, keys, threshold, scale)
+        slope = dropped(slope, tile, seeds, threshold, scale)
         tl.store(dx + tile.at, slope, mask=tile.inside)
         if x_bias is not None:
             dx_bias += slope
@@ -191,7 +191,7 @@ def add_norm(
     residual: Tensor | None,
     weight: Tensor,
     bias: Tensor | None,
-    keys: Tensor | None,
+    seeds: Tensor | None,
     site: int,
     p: float,
     eps: float,
@@ -200,8 +200,8 @@ def add_norm(
     out, statistics = functions.add_norm_shapes(x)
     rows = layout(x)
     add_norm_kernel[(rows.number,)](
-        x, x_bias, residual, weight, bias, out, statistics, keys, rows.length, rows.width, site,
-        *scaling(keys, p), eps, CENTER=center, **rows.tile,
+        x, x_bias, residual, weight, bias, out, statistics, seeds, rows.length, rows.width, site,
+        *scaling(seeds, p), eps, CENTER=center, **rows.tile,
     )  # fmt: skip
     return out, statistics
 
@@ -214,7 +214,7 @@ def add_norm_backward(
     residual: Tensor | None,
     weight: Tensor,
     statistics: Tensor,
-    keys: Tensor | None,
+    seeds: Tensor | None,
     site: int,
     p: float,
     center: bool,
@@ -224,8 +224,8 @@ def add_norm_backward(
     programs = min(rows.number, WARPS // rows.tile["num_warps"])
     partial = x.new_empty(programs, 3, rows.width, dtype=torch.float32)
     add_norm_backward_kernel[(programs,)](
-        grad, x, x_bias, residual, weight, statistics, dx, dresidual, partial, keys, rows.length, rows.width, site,
-        *scaling(keys, p), rows.number, CENTER=center, **rows.tile,
+        grad, x, x_bias, residual, weight, statistics, dx, dresidual, partial, seeds, rows.length, rows.width, site,
+        *scaling(seeds, p), rows.number, CENTER=center, **rows.tile,
     )  # fmt: skip
     return dx, dresidual, partial.sum(0)
 
@@ -250,14 +250,14 @@ def gelu_of(x, TANH: tl.constexpr):
 
 @triton.jit(do_not_specialize=["length", "site"])
 def gelu_kernel(
-    x, bias, out, keys, length, width, site, threshold, scale, GATED: tl.constexpr, TANH: tl.constexpr,
+    x, bias, out, seeds, length, width, site, threshold, scale, GATED: tl.constexpr, TANH: tl.constexpr,
     WORDS: tl.constexpr,
 ):  # fmt: skip
     """GATED: a row of x and the bias hold first the ``width`` numbers to activate, then the gate."""
     parts = tl.cdiv(width, 2 * WORDS)
     columns = columns_of(tl.program_id(0) % parts, width, WORDS)
     row = tl.program_id(0) // parts
-    tile = tile_of(row, columns, length, width, keys, site)
+    tile = tile_of(row, columns, length, width, seeds, site)
     if GATED:
         x += tl.cast(row, tl.int64) * width
     inner = load(x, tile)
@@ -269,12 +269,12 @@ def gelu_kernel(
         if bias is not None:
             gate += load(bias + width, columns)
         value *= gate
-    tl.store(out + tile.at, dropped(value, tile, keys, threshold, scale), mask=tile.inside)
+    tl.store(out + tile.at, dropped(value, tile, seeds, threshold, scale), mask=tile.inside)
 
 
 @triton.jit(do_not_specialize=["length", "site", "number"])
 def gelu_backward_kernel(
-    grad, x, bias, out, partial, keys, length, width, site, threshold, scale, number,
+    grad, x, bias, out, partial, seeds, length, width, site, threshold, scale, number,
     GATED: tl.constexpr, TANH: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
     """``partial`` (programs, width, or 2 width if GATED): sums for the bias.
@@ -293,8 +293,8 @@ def gelu_backward_kernel(
     dbias = tl.zeros((2, WORDS), tl.float32)
     dgate_bias = tl.zeros((2, WORDS), tl.float32)
     for row in range(program, number, tl.num_programs(0) // parts):
-        tile = tile_of(row, columns, length, width, keys, site)
-        above = dropped(load(grad, tile), tile, keys, threshold, scale)
+        tile = tile_of(row, columns, length, width, seeds, site)
+        above = dropped(load(grad, tile), tile, seeds, threshold, scale)
         if GATED:
             begin = tl.cast(row, tl.int64) * width
             value, slope = gelu_of(load(x + begin, tile) + shift, TANH)
@@ -303,13 +303,13 @@ def gelu_backward_kernel(
             dgate = above * value
             tl.store(out + begin + tile.at, slope, mask=tile.inside)
             tl.store(out + begin + width + tile.at, dgate, mask=tile.inside)
-            tl.store(grad + tile.at, dropped(value * gate, tile, keys, threshold, scale), mask=tile.inside)
+            tl.store(grad + tile.at, dropped(value * gate, tile, seeds, threshold, scale), mask=tile.inside)
             dgate_bias += dgate
         else:
             value, slope = gelu_of(load(x, tile) + shift, TANH)
             slope *= above
             tl.store(grad + tile.at, slope, mask=tile.inside)
-            tl.store(out + tile.at, dropped(value, tile, keys, threshold, scale), mask=tile.inside)
+            tl.store(out + tile.at, dropped(value, tile, seeds, threshold, scale), mask=tile.inside)
         dbias += slope
     if bias is not None:
         partial += program * (2 * width if GATED else width)
@@ -319,12 +319,12 @@ def gelu_backward_kernel(
 
 
 @operation(functions.gelu_shapes, space=GPU)
-def gelu(x: Tensor, bias: Tensor | None, gated: bool, tanh: bool, keys: Tensor | None, site: int, p: float) -> Tensor:
+def gelu(x: Tensor, bias: Tensor | None, gated: bool, tanh: bool, seeds: Tensor | None, site: int, p: float) -> Tensor:
     """dropout(gelu(x + bias)); ``gated``: dropout of gelu of the first half times the second half."""
     out = functions.gelu_shapes(x, bias, gated)
     rows = layout(out, PART)
     gelu_kernel[(rows.number * rows.parts,)](
-        x, bias, out, keys, rows.length, rows.width, site, *scaling(keys, p), GATED=gated, TANH=tanh, **rows.tile
+        x, bias, out, seeds, rows.length, rows.width, site, *scaling(seeds, p), GATED=gated, TANH=tanh, **rows.tile
     )
     return out
 
@@ -337,7 +337,7 @@ def gelu_backward_(
     out: Tensor,
     gated: bool,
     tanh: bool,
-    keys: Tensor | None,
+    seeds: Tensor | None,
     site: int,
     p: float,
 ) -> Tensor:
@@ -345,7 +345,7 @@ def gelu_backward_(
     programs = min(rows.number, max(1, WARPS // (rows.parts * rows.tile["num_warps"])))
     partial = x.new_empty(programs, 0 if bias is None else x.shape[-1], dtype=torch.float32)
     gelu_backward_kernel[(programs * rows.parts,)](
-        grad, x, bias, out, partial, keys, rows.length, rows.width, site, *scaling(keys, p), rows.number,
+        grad, x, bias, out, partial, seeds, rows.length, rows.width, site, *scaling(seeds, p), rows.number,
         GATED=gated, TANH=tanh, **rows.tile,
     )  # fmt: skip
     return partial.sum(0)
