@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import signal
 import sys
+import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from encoderlab.corpus.build import BuildSettings, NewTokenizer, build_corpus
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.execution.cluster import Need, RayTasks, tasks_on
 from encoderlab.execution.local import Job
 from encoderlab.execution.workers import Workers
+from encoderlab.tasks.runs.elsewhere import perform_all
+from encoderlab.tasks.runs.trials import perform, program
+from encoderlab.train.recipe import Checkpoints
 from tests.tasks.runs.test_apply import ready, saved
+from tests.tasks.runs.test_elsewhere import protocols, results
+from tests.tasks.runs.test_trials import QUICK
+from tests.tasks.synthetic import data
+from tests.tasks.tiny import model
 from tests.terminal import answer
 
 pytest.importorskip("ray", reason="Ray is not installed (pip install 'encoderlab[scale]')")
@@ -209,3 +222,44 @@ def test_outputs_of_many_files_are_those_of_one_process(cluster, verb, suffix, t
     assert len(outputs) == 3 and all(
         one.read_bytes() == (tmp_path / "there" / one.name).read_bytes() for one in outputs
     )
+
+
+def test_fine_tuning_on_a_cluster_has_the_results_of_one_process(cluster, tmp_path):
+    """The suite's runs as tasks, with a search; the model and the texts travel with them."""
+    here = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for one in protocols(tmp_path / "alone").values():
+            perform(one)
+    finally:
+        torch.set_num_threads(here)
+    with RayTasks(sees=[tmp_path]) as tasks:
+        perform_all(protocols(tmp_path / "ray"), tasks)
+    assert results(tmp_path / "alone") == results(tmp_path / "ray")
+
+
+def test_a_run_whose_worker_is_lost_continues_from_its_last_checkpoint(cluster, tmp_path):
+    task, splits = data("tagged", train=64, dev=16)
+    recipe = replace(QUICK.recipe, epochs=40, checkpoints=Checkpoints(steps=20, keep=1))
+    slow = replace(QUICK, recipe=recipe, seeds=1)
+    run = tmp_path / "ray/runs/seed-1"
+
+    def kill() -> None:
+        while not (run / "checkpoints/latest").exists():
+            time.sleep(0.02)
+        for handle in Path("/proc").glob("[0-9]*/fd/*"):
+            process = int(handle.parts[2])
+            with contextlib.suppress(OSError):
+                if str(run) in os.readlink(handle) and process != os.getpid():
+                    os.kill(process, signal.SIGKILL)
+
+    thread = threading.Thread(target=kill, daemon=True)
+    thread.start()
+    with RayTasks(sees=[tmp_path]) as tasks:
+        perform_all({"": program(slow, model(), task, splits, tmp_path / "ray")}, tasks)
+    thread.join()
+    sessions = json.loads((run / "provenance.json").read_text())["sessions"]
+    assert [one["command"] for one in sessions] == [sessions[0]["command"]] * 2
+    assert "default_worker" not in str(sessions[0]["command"]) and "resuming from" in (run / "run.log").read_text()
+    perform(program(slow, model(), task, splits, tmp_path / "alone"))
+    assert results(tmp_path / "alone") == results(tmp_path / "ray")

@@ -70,7 +70,7 @@ def encode(
     file: Annotated[list[Path] | None, Parameter(allow_leading_hyphen=True)] = None,
     out: Path | None = None,
     pooling: Pooling = "mean",
-    options: WorkerOptions = HERE,
+    where: WorkerOptions = HERE,
 ) -> dict[str, Any]:
     """Turn texts into vectors, one per text.
 
@@ -101,8 +101,8 @@ def encode(
     if texts and len(texts) == 1 and os.path.isfile(texts[0]):
         raise ConfigError(f"{texts[0]}: is a file; give it with --file")
     if file and (len(file) > 1 or file[0].is_dir()):
-        return _encode_files(model, file, out, pooling, options)
-    if options.several:
+        return _encode_files(model, file, out, pooling, where)
+    if where.several:
         raise ConfigError("--workers, --on and the like are for several files or a folder; leave them out")
     with output(out, "vectors", *(file or ())):
         return _encode(model, texts, file[0] if file else None, out, pooling)
@@ -137,7 +137,7 @@ def _loaded(model: Path, expected: str) -> Model:
 
 
 def _encode_files(
-    model: Path, files: list[Path], out: Path | None, pooling: Pooling, options: WorkerOptions
+    model: Path, files: list[Path], out: Path | None, pooling: Pooling, where: WorkerOptions
 ) -> dict[str, Any]:
     """Write the vectors of every file into a folder."""
     from encoderlab.model import weights_hash
@@ -149,7 +149,7 @@ def _encode_files(
         EncodeFile(model=model, identity=which, pooling=pooling),
         files,
         out,
-        options,
+        where,
         suffix=".npy",
         asked={"verb": "encode", "model": which, "pooling": pooling},
         title="encode",

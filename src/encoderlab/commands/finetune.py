@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from encoderlab.commands import settings
 from encoderlab.commands.terminal import note, say
+from encoderlab.commands.workers import HERE, WorkerOptions, elsewhere
 from encoderlab.errors import Diverged
 from encoderlab.interchange.places import resolve
 
@@ -40,6 +41,7 @@ def finetune(
     options: str | None = None,
     skip_unlabelled: bool = False,
     dry_run: bool = False,
+    where: WorkerOptions = HERE,
     set_: settings.Set = None,
     config: settings.Config = None,
 ) -> dict[str, Any]:
@@ -47,6 +49,8 @@ def finetune(
 
     The best weights of each seed are chosen on the development set; every score is stored
     with its settings, next to simple baselines. Run the same command again to resume.
+    Seeds, points of a grid, trials and tasks of a suite are independent runs, which several
+    processes or a cluster can share (--workers, --on).
 
     Example:
         encoderlab finetune reviews.csv --model small-en --out runs/reviews \\
@@ -113,6 +117,7 @@ def finetune(
     from encoderlab.measure.finetuning_page import write
     from encoderlab.tasks.data.infer import Given
     from encoderlab.tasks.data.suites import SUITES
+    from encoderlab.tasks.runs.elsewhere import perform_all
     from encoderlab.tasks.runs.protocol import spelled_out
     from encoderlab.tasks.runs.trials import best_seed
 
@@ -140,14 +145,22 @@ def finetune(
         for name, splits in data_of.items():
             page.show_statistics(name, splits)
         return {"protocol": plan.protocol.name, "data": data_of}
-    start = stages.after_tasks(after or (), data, start, plan, out)
+    with elsewhere(where, out, [] if teacher is None else [teacher]) as tasks:
+        start = stages.after_tasks(after or (), data, start, plan, out, tasks)
+        programs: dict[tuple[str, str], Any] = {}
+        for job in jobs:
+            folder, taught = out / job.task.name if is_suite else out, plan.taught(lessons.get(job.task.name))
+            made = stages.programs_of(taught, start, job, folder, scratch=scratch)
+            programs |= {(job.task.name, system): program for system, program in made.items()}
+        outcomes = perform_all(programs, tasks, note)
     finished, failed = [], []
     for job in jobs:
-        folder, taught = out / job.task.name if is_suite else out, plan.taught(lessons.get(job.task.name))
-        try:
-            finished.append(stages.compare(taught, start, job, folder, scratch=scratch))
-        except Diverged as error:  # the other tasks of a suite still count
-            failed.append(str(error))
+        systems = {system: outcome for (name, system), outcome in outcomes.items() if name == job.task.name}
+        lost = [str(outcome) for outcome in systems.values() if isinstance(outcome, Diverged)]
+        if lost:  # the other tasks of a suite still count
+            failed.append(lost[0])
+        else:
+            finished.append(page.Finished(systems=systems))  # type: ignore[arg-type]
     if not finished:
         raise Diverged("; ".join(failed))
     page.show(finished, plan.protocol)

@@ -18,8 +18,11 @@ from encoderlab.tasks.scoring.averages import AVERAGES
 class Finished:
     """One finished task: the protocol's result by system."""
 
-    task: Task
     systems: Mapping[str, ProtocolResult]
+
+    @property
+    def task(self) -> Task:
+        return self.pretrained.task
 
     @property
     def pretrained(self) -> ProtocolResult:

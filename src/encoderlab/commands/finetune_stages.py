@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from encoderlab.commands import settings
-from encoderlab.commands.finetune_page import Finished
 from encoderlab.commands.terminal import note
-from encoderlab.errors import ConfigError, DataError
+from encoderlab.errors import ConfigError, DataError, Diverged
+from encoderlab.execution.workers import Tasks
 from encoderlab.files import held_folder, read_json
 from encoderlab.interchange.load import load
 from encoderlab.measure.finetuning import PRETRAINED, SCRATCH, WITHOUT
@@ -31,11 +31,12 @@ from encoderlab.tasks.forms.objective import form_of
 from encoderlab.tasks.forms.table import FORMS
 from encoderlab.tasks.runs import trials
 from encoderlab.tasks.runs.distill import Teaching, check_teacher
+from encoderlab.tasks.runs.elsewhere import perform_all
 from encoderlab.tasks.runs.finetune import FinetuneRecipe
 from encoderlab.tasks.runs.folder import read_task
 from encoderlab.tasks.runs.protocol import Protocol, at_point, others_with, parse_grid
 from encoderlab.tasks.runs.published import protocol
-from encoderlab.tasks.runs.trials import FRESH, Adjust, Origin, ProtocolResult, best_seed
+from encoderlab.tasks.runs.trials import FRESH, Adjust, Origin, Program, ProtocolResult, best_seed
 from encoderlab.tasks.runs.tune import Search, parse_space, tune
 from encoderlab.tasks.scoring.scores import baselines_by_split
 
@@ -127,25 +128,24 @@ class FinetunePlan:
             return self
         return replace(self, adjust=lambda recipe: self.adjust(replace(recipe, distill=teaching)))
 
-    def run(self, start: Start, job: TaskWithSplits, out: Path, baselines: Baselines | None = None) -> ProtocolResult:
-        """Run the protocol, at the point that Optuna chose if it searched. Of several processes, the first locks the
-        folder. ``baselines`` are kept in the record.
+    def program(
+        self, start: Start, job: TaskWithSplits, out: Path, baselines: Baselines | None = None
+    ) -> Program[ProtocolResult]:
+        """The protocol as a program, at the point that Optuna chose if it searched. Of several processes, the first
+        locks the folder. ``baselines`` are kept in the record.
         """
         with held_folder(out) if os.environ.get("RANK", "0") == "0" else nullcontext():
-            return self._run(start, job, out, baselines)
-
-    def _run(self, start: Start, job: TaskWithSplits, out: Path, baselines: Baselines | None) -> ProtocolResult:
-        chosen, searched = self.protocol, []
-        more: dict[str, Any] = {"origin": start.origin, "adjust": self.adjust, "say": note}
-        if self.search is not None:
-            point = tune(chosen, start.model, job.task, job.splits, out / "tune", self.search, **more)
-            chosen = replace(chosen, grid={name: (value,) for name, value in point.items()})
-            searched = [
-                {"point": one["point"], "dev": [one["dev"]] if "dev" in one else [], "failed": int("failed" in one)}
-                for one in read_json(out / "tune" / "tune.json")["trials"]
-            ]
-        more |= {"searched": searched, "baselines": baselines}
-        return trials.run(chosen, start.model, job.task, job.splits, out, **more)
+            chosen, searched = self.protocol, []
+            more: dict[str, Any] = {"origin": start.origin, "adjust": self.adjust, "say": note}
+            if self.search is not None:
+                point = yield from tune(chosen, start.model, job.task, job.splits, out / "tune", self.search, **more)
+                chosen = replace(chosen, grid={name: (value,) for name, value in point.items()})
+                searched = [
+                    {"point": one["point"], "dev": [one["dev"]] if "dev" in one else [], "failed": int("failed" in one)}
+                    for one in read_json(out / "tune" / "tune.json")["trials"]
+                ]
+            more |= {"searched": searched, "baselines": baselines}
+            return (yield from trials.program(chosen, start.model, job.task, job.splits, out, **more))
 
 
 def plan_of(
@@ -312,11 +312,16 @@ class Start:
         return replace(self, origin=replace(self.origin, system=system))
 
 
-def after_tasks(names: Sequence[str], data: Path | None, start: Start, plan: FinetunePlan, out: Path) -> Start:
+def after_tasks(
+    names: Sequence[str], data: Path | None, start: Start, plan: FinetunePlan, out: Path, tasks: Tasks | None
+) -> Start:
     """The model after training on intermediate tasks, one after the other."""
     places = [(name, None if Path(name).is_file() else data) for name in names]
     for job in [job for name, place in places for job in jobs_of(name, place, None, None, Given())]:
-        result = plan.once().run(start, job, out / f"after-{job.task.name}")
+        program = plan.once().program(start, job, out / f"after-{job.task.name}")
+        result = perform_all({"": program}, tasks, note)[""]
+        if isinstance(result, Diverged):
+            raise result
         start = Start.read(result.best.model, (*start.origin.after, job.task.name))
     return start
 
@@ -346,17 +351,19 @@ def lesson_of(teaching: Teaching, student: Model, job: TaskWithSplits, is_suite:
     return replace(teaching, teacher=str(folder))
 
 
-def compare(plan: FinetunePlan, start: Start, job: TaskWithSplits, out: Path, *, scratch: bool) -> Finished:
-    """Run one task: simple baselines, on request the same architecture from fresh weights, and the model."""
+def programs_of(
+    plan: FinetunePlan, start: Start, job: TaskWithSplits, out: Path, *, scratch: bool
+) -> dict[str, Program[ProtocolResult]]:
+    """The programs of one task by system: the model, and on request the same architecture from fresh weights."""
     job = replace(job, task=completed(job.task, job.splits["train"]))
     simple = baselines_by_split(job.task, job.splits)
-    systems = {}
+    programs = {}
     if scratch:
         fresh = Start(model=Model(start.model.config, start.model.tokenizer).initialize(1), origin=FRESH)
-        systems[WITHOUT] = plan.run(fresh.named(WITHOUT), job, out / SCRATCH, simple)
+        programs[WITHOUT] = plan.program(fresh.named(WITHOUT), job, out / SCRATCH, simple)
         start = start.named(PRETRAINED)
-    systems[PRETRAINED] = plan.run(start, job, out, simple)
-    return Finished(task=job.task, systems=systems)
+    programs[PRETRAINED] = plan.program(start, job, out, simple)
+    return programs
 
 
 def statistics(plan: FinetunePlan, start: Start, job: TaskWithSplits) -> dict[str, Any]:

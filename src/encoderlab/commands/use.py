@@ -215,7 +215,7 @@ def predict(
     text: str | None = None,
     pair: str | None = None,
     with_: Annotated[list[Literal["text", "gold"]] | None, Parameter(name="--with", consume_multiple=True)] = None,
-    options: WorkerOptions = HERE,
+    where: WorkerOptions = HERE,
 ) -> dict[str, Any]:
     """Label texts with a fine-tuned model.
 
@@ -250,8 +250,8 @@ def predict(
 
     places = _places(inputs, out)
     if places is not None and (len(places) > 1 or places[0].is_dir()):
-        return _predict_files(model, places, out, text, pair, with_ or (), options)
-    if options.several:
+        return _predict_files(model, places, out, text, pair, with_ or (), where)
+    if where.several:
         raise ConfigError("--workers, --on and the like are for several files or a folder; leave them out")
     with output(out, "predictions", *(places or ())):
         predictor = predictor_of(model, note)
@@ -330,7 +330,7 @@ def _predict_files(
     text: str | None,
     pair: str | None,
     besides: Sequence[str],
-    options: WorkerOptions,
+    where: WorkerOptions,
 ) -> dict[str, Any]:
     """Write the predictions of every file into a folder."""
     from encoderlab.tasks.runs.apply import predictor_of
@@ -342,7 +342,7 @@ def _predict_files(
         PredictFile(model=model, identity=which, text=text, pair=pair, besides=tuple(besides)),
         places,
         out,
-        options,
+        where,
         suffix=".jsonl",
         asked={"verb": "predict", "model": which, **given},
         title="predict",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,8 @@ class WorkerOptions:
         """What runs the work; every node of a cluster must see the files and folders ``sees``."""
         if not self.several:
             return Workers(1)
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise ConfigError("--workers and --on are not for processes of torchrun; leave one of them out")
         workers = self.workers or (1 if self.on == "local" else None)
         threads = self.threads or (max(1, cores() // workers) if workers and self.on == "local" else 1)
         need = Need(cores=threads, gpus=self.gpus, memory=int((self.memory or 0) * 1e9))
@@ -72,6 +76,24 @@ class WorkerOptions:
 
 
 HERE = WorkerOptions()
+
+
+@contextlib.contextmanager
+def elsewhere(where: WorkerOptions, out: Path, reads: Sequence[Path]) -> Iterator[Tasks | None]:
+    """What runs work whose output folder is ``out``; None for this process.
+
+    The folder is made first, so that a node of a cluster that does not see it is found, and removed if it stays empty.
+    """
+    if not where.several:
+        yield None
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        with where.tasks([out, *reads]) as tasks:
+            yield tasks
+    finally:
+        with contextlib.suppress(OSError):  # not empty
+            out.rmdir()
 
 
 def listed(places: Sequence[Path], suffix: str) -> dict[str, Path]:
@@ -105,7 +127,7 @@ def for_each_file(
     make: Make,
     places: Sequence[Path],
     out: Path | None,
-    options: WorkerOptions,
+    where: WorkerOptions,
     *,
     suffix: str,
     asked: Mapping[str, Any],
@@ -121,7 +143,7 @@ def for_each_file(
     if out is None:
         raise ConfigError(f"{len(inputs)} files need a folder for what is made of them; give --out FOLDER")
     check_folders(places, out)
-    with held_folder(out), options.tasks([out, *places, *sees]) as tasks, progress(title) as show:
+    with held_folder(out), where.tasks([out, *places, *sees]) as tasks, progress(title) as show:
         done = make_outputs(make, inputs, out, tasks, asked=asked, progress=show)
     for remark, names in done.remarks.items():
         more = f" and {len(names) - 1:,} more files" if len(names) > 1 else ""

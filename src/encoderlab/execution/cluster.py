@@ -12,6 +12,7 @@ import logging
 import os
 import platform
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -174,7 +175,11 @@ class RayTasks:
         self._pending[self._send(function, *args)] = name
 
     def _send(self, function: Callable[..., Any], *args: Any) -> Any:
-        return self._call.remote(function, *args)
+        return self._call.remote(sys.argv, function, *args)
+
+    def share(self, value: Any) -> Any:
+        """A reference to the value, which every node fetches once."""
+        return self._ray.put(value)
 
     def finish(self) -> None:
         """Wait until everything is done."""
@@ -264,7 +269,8 @@ def _amounts(resources: Mapping[str, float]) -> str:
     return ", ".join([*parts, f"{resources.get('memory', 0) / 1e9:.3g} GB"])
 
 
-def _call(function: Callable[..., Any], *args: Any) -> Any:
+def _call(command: Sequence[str], function: Callable[..., Any], *args: Any) -> Any:
+    sys.argv = list(command)  # what run folders record
     return function(*args)  # Ray itself takes no partial functions
 
 

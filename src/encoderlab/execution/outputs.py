@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from encoderlab.errors import ConfigError, EncoderlabError, OutOfMemory, Stopped
-from encoderlab.execution.workers import Tasks
+from encoderlab.execution.workers import Tasks, logged
 from encoderlab.files import sha256
 
 log = logging.getLogger(__name__)
@@ -113,7 +112,7 @@ def _claim(out: Path, asked: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def _make(make: Make, source: Path, out: Path) -> dict[str, Any]:
     """Make one output: its hash, that of its input, and facts; or why it failed."""
     remarks: list[str] = []
-    with _logged(remarks):
+    with logged(remarks):
         try:
             digest = sha256(source)
             out.parent.mkdir(parents=True, exist_ok=True)
@@ -135,22 +134,6 @@ def _without(text: str, beginnings: tuple[str, ...]) -> str:
     for beginning in beginnings:
         text = text.removeprefix(beginning)
     return text
-
-
-@contextlib.contextmanager
-def _logged(lines: list[str]) -> Iterator[None]:
-    """While it lasts, what the package logs is added to ``lines`` instead of being shown."""
-    logger = logging.getLogger("encoderlab")
-    handler = logging.Handler(logging.INFO)
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    before, level, passes = logger.handlers, logger.level, logger.propagate
-    logger.handlers, logger.propagate = [handler], False
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.handlers, logger.propagate = before, passes
-        logger.setLevel(level)
 
 
 def _is_kept(out: Path, source: Path, entry: Mapping[str, Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import multiprocessing
 import os
 import signal
@@ -37,6 +38,9 @@ class Tasks(Protocol):
 
     def submit(self, function: Callable[..., Any], *args: Any, name: str = "") -> None:
         """Run ``function(*args)`` now or soon; an error of an earlier call is raised here."""
+
+    def share(self, value: Any) -> Any:
+        """What stands for a large value in the arguments of several calls, where functions get the value itself."""
 
     def wait(self) -> None:
         """Wait until at least one call is done, if any was submitted; an error of a call is raised here."""
@@ -90,6 +94,10 @@ class Workers:
                 self._pending[self._pool.submit(_unit, function, *args)] = name
         except BrokenProcessPool:
             raise self._killed() from None
+
+    def share(self, value: Any) -> Any:
+        """The value itself, which is sent with each call."""
+        return value
 
     def finish(self) -> None:
         """Wait until everything is done."""
@@ -195,3 +203,19 @@ def stopped_by_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def logged(lines: list[str], level: int = logging.INFO) -> Iterator[None]:
+    """While it lasts, what the package logs, from ``level`` on, is added to ``lines`` instead of being shown."""
+    logger = logging.getLogger("encoderlab")
+    handler = logging.Handler(level)
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    before, usual, passes = logger.handlers, logger.level, logger.propagate
+    logger.handlers, logger.propagate = [handler], False
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.handlers, logger.propagate = before, passes
+        logger.setLevel(usual)

@@ -21,12 +21,13 @@ class Journal:
 
     Metrics go to the run folder, to TensorBoard if the recipe asks for it, and to the doctor, whose findings become
     notes. Notes go to ``run.log`` and to the terminal. Only the first process has a ``folder``; other processes write
-    nothing.
+    nothing. Without a ``title`` (None) nothing is shown.
     """
 
-    def __init__(self, recipe: Training, folder: RunFolder | None, title: str = "") -> None:
+    def __init__(self, recipe: Training, folder: RunFolder | None, title: str | None = "") -> None:
         self.folder, self.wants_board = folder, recipe.execution.tensorboard
-        self.display = Display(title or getattr(recipe, "name", "train"), visible=folder is not None)
+        shown = folder is not None and title is not None
+        self.display = Display(title or str(getattr(recipe, "name", "train")), visible=shown)
         self.watch = Watch(config.to_dict(recipe))
         self.board: Board | None = None
 

@@ -63,7 +63,7 @@ def train(
     *,
     session: Budget | None = None,
     peak: float | None = None,
-    title: str = "",
+    title: str | None = "",
 ) -> Outcome:
     """Train ``objective`` in place until the recipe's budget is spent; resume the run in ``out`` if there is one.
 
@@ -74,7 +74,7 @@ def train(
         out: the run folder.
         session: limits this call, not the run: when it is spent, a checkpoint is written and Stopped raised.
         peak: FLOP/s of one device; with ``data.operations``, the achieved share of it is shown.
-        title: the name shown while it trains; default: the recipe's.
+        title: the name shown while it trains; default: the recipe's. None shows nothing.
 
     Raises:
         Stopped: after a checkpoint; its code is 130 by SIGINT, 143 by SIGTERM, and 75 by SIGUSR1 or the end of
@@ -128,7 +128,7 @@ class _Run:
         out: Path,
         session: Budget | None,
         peak: float | None,
-        title: str,
+        title: str | None,
         stack: contextlib.ExitStack,
     ) -> None:
         self.recipe, self.data, self.out, self.session, self.peak = recipe, data, out, session, peak

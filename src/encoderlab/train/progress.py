@@ -50,6 +50,22 @@ class Display:
         text = f"{done:,}" if total is None else f"{done:,} of {total:,}"
         self._show(f"{self.title}: {what}", text, done, total, plain=f"{self.title}: {what} {text}")
 
+    def overview(self, done: int, begun: int, running: Mapping[str, tuple[float, str]]) -> None:
+        """Show how many of the runs that were begun are done, and of each that is running its share and its facts."""
+        count = f"{done:,} of {begun:,} runs"
+        if self._bar is None:
+            if time.monotonic() - self._shown >= PLAIN_SECONDS:
+                self._shown = time.monotonic()
+                self.say(
+                    "; ".join([f"{self.title}: {count}", *(f"{name} {one[0]:.0%}" for name, one in running.items())])
+                )
+            return
+        for name in [name for name in self._tasks if name not in running and name != self.title]:
+            self._bar.remove_task(self._tasks.pop(name))
+        self._show(self.title, count, done, begun, plain="")
+        for name, (share, text) in running.items():
+            self._show(name, text, share, 1.0, plain="")
+
     def _show(self, name: str, text: str, done: float, total: float | None, *, plain: str) -> None:
         """Update a bar, or print a plain line: the first and the last of a name, and now and then one between."""
         if self._bar is not None:

@@ -173,14 +173,14 @@ def test_a_task_that_diverges_leaves_the_others_of_its_suite(tmp_path, tiny, cap
     for name in ("train", "dev"):
         (tmp_path / f"SST-2/{name}.tsv").write_text(f"sentence\tlabel\n{lines}")
         (tmp_path / f"CoLA/{name}.tsv").write_text("".join(f"x\t{i % 2}\t\tthe cat {i}\n" for i in range(40)))
-    whole = trials.run
+    whole = trials.program
 
     def diverge(plan, model, task, *args, **kwargs):
         if task.name == "cola":
             raise Diverged("cola: all 1 seeds failed (loss is nan at step 1)")
         return whole(plan, model, task, *args, **kwargs)
 
-    monkeypatch.setattr(trials, "run", diverge)
+    monkeypatch.setattr(trials, "program", diverge)
     words = ("--data", tmp_path, "--model", tiny, "--out", tmp_path / "run", "--epochs", 1, "--seeds", 1)
     assert "error: cola: all 1 seeds failed" in messages(capsys, 6, "finetune", "glue", *words)
     assert (tmp_path / "run/sst2/score.json").exists() and "sst2" in (tmp_path / "run/report.html").read_text()

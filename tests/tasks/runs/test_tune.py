@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from encoderlab.errors import ConfigError
+from encoderlab.tasks.runs.trials import perform
 from encoderlab.tasks.runs.tune import Range, Search, parse_space, tune
 from tests.tasks.runs.test_trials import QUICK
 from tests.tasks.synthetic import data
@@ -30,8 +31,8 @@ def test_a_search_finds_the_better_point_and_repeats_itself(tmp_path):
     quick = replace(QUICK, recipe=replace(QUICK.recipe, epochs=4.0))
     search = Search(space=parse_space(["lr=1e-7,2e-3", "batch=8:12"]), trials=4)
     said = []
-    best = tune(quick, model(), task, splits, tmp_path / "a", search, say=said.append)
+    best = perform(tune(quick, model(), task, splits, tmp_path / "a", search, say=said.append), said.append)
     tried = json.loads((tmp_path / "a/tune.json").read_text())["trials"]
     assert best == max(tried, key=lambda entry: entry["dev"])["point"] and len(tried) == 4
     assert best["optim.lr"] == 2e-3 and 8 <= best["batch"] <= 12 and said[1].startswith("tagged: lr=")
-    assert tune(quick, model(), task, splits, tmp_path / "a", search) == best
+    assert perform(tune(quick, model(), task, splits, tmp_path / "a", search)) == best

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -100,7 +101,7 @@ class Store:
         sizes = [int((item.sequences[0].marks["word"] >= 0).sum()) if words else 1 for item in items]
         first = np.cumsum([0, *sizes])
         shape = (int(first[-1]), len(self.numbers), self.model.config.encoder.width)
-        part = path.with_name(f".{path.name}-{os.getpid()}")
+        part = path.with_name(f".{path.name}-{platform.node()}-{os.getpid()}")  # several runs may begin at once
         out = np.lib.format.open_memmap(part, "w+", np.dtype(self.settings.dtype), shape)
         model, device = self.model.eval(), next(self.model.parameters()).device
         assert model.tokenizer is not None

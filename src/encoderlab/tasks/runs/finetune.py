@@ -156,7 +156,7 @@ def finetune(
     session: Budget | None = None,
     encodings: Encodings | None = None,
     trained: Mapping[str, Any] | None = None,
-    title: str = "",
+    title: str | None = "",
 ) -> Result:
     """Fine-tune ``model`` on ``splits["train"]``, choose weights on ``splits["dev"]``, predict all other splits.
 
@@ -172,7 +172,7 @@ def finetune(
         session: limits this call, not the run, which the next call resumes.
         encodings: caches encoded examples for further runs.
         trained: the result of :func:`read_task` for the model's folder; without it, the model's head is not kept.
-        title: the name shown while it trains.
+        title: the name shown while it trains; None shows nothing.
 
     Raises:
         ConfigError, DataError, Stopped, Diverged, OutOfMemory: as the training loop.
@@ -206,7 +206,7 @@ class FineTuning:
         about: Mapping[str, Any] | None = None,
         encodings: Encodings | None = None,
         trained: Mapping[str, Any] | None = None,
-        title: str = "",
+        title: str | None = "",
     ) -> None:
         self.model, self.splits, self.out, self.title = model, splits, out, title
         self.encodings = encodings or Encodings()

@@ -5,14 +5,15 @@ Everything that was tried is in ``score.json``; a failed seed is marked and coun
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from encoderlab.config import to_dict
 from encoderlab.errors import Diverged
@@ -69,17 +70,57 @@ class Runs:
     trained: Mapping[str, Any] | None
     encodings: Encodings = field(default_factory=Encodings)
 
-    def attempt(self, recipe: FinetuneRecipe, splits: Mapping[str, Split], folder: str, title: str) -> Result | str:
-        """Run ``recipe`` in ``folder``, or read the finished run; if it diverged, the error message.
+    def attempt(self, recipe: FinetuneRecipe, splits: Mapping[str, Split], folder: str, title: str) -> Attempt:
+        """A run of ``recipe`` in ``folder``; ``title`` is its name while it trains."""
+        return Attempt(runs=self, recipe=recipe, splits=splits, folder=folder, title=title)
 
-        ``title`` is the name shown while it trains.
-        """
-        more: dict[str, Any] = {"about": self.about, "encodings": self.encodings, "trained": self.trained}
-        more["title"] = title
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One run that a program asks for."""
+
+    runs: Runs
+    recipe: FinetuneRecipe
+    splits: Mapping[str, Split]
+    folder: str
+    title: str
+
+    @property
+    def out(self) -> Path:
+        return self.runs.out / self.folder
+
+    def run(self, *, shown: bool = True) -> Result | str:
+        """Make the run in its folder, or read the finished one; if it diverged, the error message."""
+        runs = self.runs
+        more: dict[str, Any] = {"about": runs.about, "encodings": runs.encodings, "trained": runs.trained}
+        more["title"] = self.title if shown else None
         try:
-            return finetune(self.model, self.task, splits, recipe, self.out / folder, **more)
+            return finetune(runs.model, runs.task, self.splits, self.recipe, self.out, **more)
         except Diverged as error:
             return str(error)
+
+
+T = TypeVar("T")
+Program = Generator[Sequence[Attempt], Sequence[Result | str], T]
+"""Yields runs that do not depend on each other, is sent their results in the same order, and returns what it found."""
+
+
+def perform(program: Program[T], say: Say = silent) -> T:
+    """What a program returns; this process makes its runs, one after the other. ``say`` is told each title.
+
+    :func:`encoderlab.tasks.runs.elsewhere.perform_all` has other processes make them.
+    """
+    with contextlib.closing(program):
+        results: list[Result | str] | None = None
+        while True:
+            try:
+                wanted = program.send(results)  # type: ignore[arg-type]
+            except StopIteration as end:
+                return end.value
+            results = []
+            for attempt in wanted:
+                say(attempt.title)
+                results.append(attempt.run())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,12 +147,26 @@ def run(
     splits: Mapping[str, Split],
     out: Path,
     *,
+    say: Say = silent,
+    **more: Any,
+) -> ProtocolResult:
+    """As :func:`program`, whose runs this process makes one after the other."""
+    return perform(program(protocol, model, task, splits, out, say=say, **more), say)
+
+
+def program(
+    protocol: Protocol,
+    model: Model,
+    task: Task,
+    splits: Mapping[str, Split],
+    out: Path,
+    *,
     origin: Origin = FRESH,
     adjust: Adjust = lambda recipe: recipe,
     say: Say = silent,
     searched: Sequence[Mapping[str, Any]] = (),
     baselines: Mapping[str, Mapping[str, Mapping[str, float]]] | None = None,
-) -> ProtocolResult:
+) -> Program[ProtocolResult]:
     """Fine-tune ``model`` on ``task`` by ``protocol``; finished runs in ``out`` are read instead of repeated.
 
     The grid is searched on the development set only; every other labelled split is scored once, at the chosen point.
@@ -133,31 +188,33 @@ def run(
     runs = Runs(model=model, task=task, out=out, about=about, trained=origin.trained)
     named = " ".join(filter(None, (task.name, origin.system)))
 
-    def attempts(number: int, seeds: int, splits: Mapping[str, Split]) -> dict[int, Result | str]:
+    def attempts(number: int, seeds: int, splits: Mapping[str, Split]) -> list[Attempt]:
         """The runs at one point of the grid, by seed."""
-        by_seed = {}
+        wanted = []
         for seed in range(base.seed, base.seed + seeds):
             title = " ".join(filter(None, (f"{named}:", describe(points[number]), f"seed {seed}")))
-            say(title)
             recipe = replace(recipes[number], seed=seed)
-            by_seed[seed] = runs.attempt(recipe, splits, f"{folder_name(points[number])}/seed-{seed}", title)
-        return by_seed
+            wanted.append(runs.attempt(recipe, splits, f"{folder_name(points[number])}/seed-{seed}", title))
+        return wanted
 
     said = protocol.says(base, model, len(splits["train"]))
     say(f"{named}: {said}")
     search: list[dict[str, Any]] = []
     if len(points) > 1:
         seen = {name: splits[name] for name in ("train", "dev")}
+        size = protocol.search_seeds
+        results = yield [one for number in range(len(points)) for one in attempts(number, size, seen)]
         for number, point in enumerate(points):
-            tried = _finished(attempts(number, protocol.search_seeds, seen))
+            tried = _finished(results[number * size : (number + 1) * size])
             scores = [result.scores["dev"][task.metric] for result in tried]
-            search.append({"point": point, "dev": scores, "failed": protocol.search_seeds - len(scores)})
+            search.append({"point": point, "dev": scores, "failed": size - len(scores)})
     chosen = _best_point(search, task)
     if search:
         said = protocol.says(recipes[chosen], model, len(splits["train"]))
         say(f"{named}: {describe(points[chosen])} is taken: {said}")
-    by_seed = attempts(chosen, protocol.seeds, splits)
-    finished = _finished(by_seed)
+    results = yield attempts(chosen, protocol.seeds, splits)
+    by_seed = dict(zip(range(base.seed, base.seed + protocol.seeds), results, strict=True))
+    finished = _finished(results)
     if not finished:
         raise Diverged(f"{task.name}: all {len(by_seed)} seeds failed ({next(iter(by_seed.values()))})")
     record = {
@@ -203,9 +260,9 @@ def _best_point(search: Sequence[Mapping[str, Any]], task: Task) -> int:
     return max(medians, key=lambda number: medians[number], default=0)
 
 
-def _finished(by_seed: Mapping[int, Result | str]) -> list[Result]:
+def _finished(results: Sequence[Result | str]) -> list[Result]:
     """The runs that did not diverge."""
-    return [result for result in by_seed.values() if isinstance(result, Result)]
+    return [result for result in results if isinstance(result, Result)]
 
 
 def best_seed(folder: Path, say: Say) -> Path:

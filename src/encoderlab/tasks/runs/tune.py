@@ -13,7 +13,9 @@ from encoderlab.files import write_json
 from encoderlab.model import Model, weights_hash
 from encoderlab.tasks.data.task import Split, Task
 from encoderlab.tasks.runs.protocol import Protocol, at_point, parse_values, split_assignment
-from encoderlab.tasks.runs.trials import FRESH, Adjust, Origin, Runs, Say, describe, folder_name, silent
+from encoderlab.tasks.runs.trials import FRESH, Adjust, Origin, Program, Runs, Say, describe, folder_name, silent
+
+STARTUP, ROUND = 10, 5  # trials that are begun together: the random ones at first, and those of each later round
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,13 +75,14 @@ def tune(
     origin: Origin = FRESH,
     adjust: Adjust = lambda recipe: recipe,
     say: Say = silent,
-) -> dict[str, Any]:
+) -> Program[dict[str, Any]]:
     """The point with the best development score of all trials, which run with one seed and are stored in
     ``out/tune.json``.
 
     Only training and development examples are used. The search is deterministic for a seed, so an interrupted search
-    reads its finished runs and continues. To score the point over seeds, give it to
-    :func:`encoderlab.tasks.runs.trials.run` as a grid of one point; ``origin`` and ``adjust`` are explained there.
+    reads its finished runs and continues; and for any number of processes: the first :data:`STARTUP` points are drawn
+    at random, and then :data:`ROUND` at a time from what is known. To score the point over seeds, give it to
+    :func:`encoderlab.tasks.runs.trials.program` as a grid of one point; ``origin`` and ``adjust`` are explained there.
 
     Raises:
         ConfigError: a value out of range for its field.
@@ -95,24 +98,31 @@ def tune(
         for value in (values.low, values.high) if isinstance(values, Range) else values:
             at_point(base, {name: value}, where="--tune")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=base.seed))
+    sampler = optuna.samplers.TPESampler(seed=base.seed, n_startup_trials=STARTUP)
+    study = optuna.create_study(direction="maximize", sampler=sampler)
     about = {"protocol": protocol.name, "model": weights_hash(model), "search": "optuna", "after": list(origin.after)}
     runs = Runs(model=model, task=task, out=out, about=about, trained=origin.trained)
     seen = {name: splits[name] for name in ("train", "dev")}
     say(f"{task.name}: {protocol.says(base, model, len(splits['train']))}")
     tried: list[dict[str, Any]] = []
-    for _ in range(search.trials):
-        trial = study.ask()
-        point = {name: _suggest(trial, name, values) for name, values in search.space.items()}
-        say(title := f"{task.name}: {describe(point)}")
-        result = runs.attempt(at_point(base, point, where="--tune"), seen, folder_name(point), title)
-        if isinstance(result, str):
-            study.tell(trial, state=optuna.trial.TrialState.FAIL)
-            tried.append({"point": point, "failed": result})
-        else:
-            score = result.scores["dev"][task.metric]
-            study.tell(trial, score)
-            tried.append({"point": point, "dev": score})
+    while len(tried) < search.trials:
+        asked = [study.ask() for _ in range(min(ROUND if tried else STARTUP, search.trials - len(tried)))]
+        points = [{name: _suggest(one, name, values) for name, values in search.space.items()} for one in asked]
+        by_folder = {folder_name(point): point for point in points}  # one may be drawn twice
+        results = yield [
+            runs.attempt(at_point(base, point, where="--tune"), seen, folder, f"{task.name}: {describe(point)}")
+            for folder, point in by_folder.items()
+        ]
+        found = dict(zip(by_folder, results, strict=True))
+        for trial, point in zip(asked, points, strict=True):
+            result = found[folder_name(point)]
+            if isinstance(result, str):
+                study.tell(trial, state=optuna.trial.TrialState.FAIL)
+                tried.append({"point": point, "failed": result})
+            else:
+                score = result.scores["dev"][task.metric]
+                study.tell(trial, score)
+                tried.append({"point": point, "dev": score})
         write_json(out / "tune.json", {"space": _plain(search.space), "trials": tried})
     ended = [entry for entry in tried if "dev" in entry]
     if not ended:

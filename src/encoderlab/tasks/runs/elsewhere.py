@@ -1,0 +1,204 @@
+"""Fine-tuning runs made by other processes, or on a cluster: programs side by side, with the results of one process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from encoderlab.errors import DataError, Diverged
+from encoderlab.execution.workers import Tasks, logged
+from encoderlab.tasks.data.task import Split
+from encoderlab.tasks.forms.encodings import Encodings
+from encoderlab.tasks.runs.finetune import FinetuneRecipe
+from encoderlab.tasks.runs.folder import SCORE_FILE, Result
+from encoderlab.tasks.runs.trials import Attempt, Program, Runs, Say, perform, silent
+from encoderlab.train.folder import METRICS, RECIPE
+from encoderlab.train.progress import Display, facts
+
+log = logging.getLogger(__name__)
+K = TypeVar("K")
+T = TypeVar("T")
+
+SEEN = 60.0  # seconds in which what another node wrote must be seen here
+LOOK = 1.0  # seconds between two looks at what runs
+TAIL = 1 << 16  # bytes of metrics with the last line
+
+
+def perform_all(
+    programs: Mapping[K, Program[T]], tasks: Tasks | None = None, say: Say = silent
+) -> dict[K, T | Diverged]:
+    """What each program returns, or how it diverged; runs of all programs are tasks side by side.
+
+    Each run is in its folder, which its task and this process see; this process reads what is finished, so the results
+    are those of one process. Without ``tasks``, this process makes the runs, program after program, and ``say`` is told
+    the title of each.
+
+    Raises:
+        EncoderlabError: what a run raises, but for one that diverged. Those that run are asked to stop, and the same
+            call continues.
+    """
+    if tasks is None:
+        return {key: _or_diverged(program, say) for key, program in programs.items()}
+    with contextlib.ExitStack() as stack:
+        for program in programs.values():
+            stack.enter_context(contextlib.closing(program))
+        return _Driver(programs, tasks).run()
+
+
+def _or_diverged(program: Program[T], say: Say) -> T | Diverged:
+    try:
+        return perform(program, say)
+    except Diverged as error:
+        return error
+
+
+@dataclass(kw_only=True)
+class _Wanted:
+    """Runs that a program waits for, and their results so far."""
+
+    attempts: Sequence[Attempt]
+    results: dict[int, Result | str] = field(default_factory=dict)
+
+
+class _Driver(Generic[K, T]):
+    def __init__(self, programs: Mapping[K, Program[T]], tasks: Tasks) -> None:
+        self.programs, self.tasks, self.display = programs, tasks, Display("finetune")
+        self.outcomes: dict[K, T | Diverged] = {}
+        self.wanted: dict[K, _Wanted] = {}
+        self.queue: deque[tuple[K, int]] = deque()
+        self.flying: dict[str, tuple[K, int]] = {}
+        self.ended: deque[tuple[str, dict[str, Any]]] = deque()
+        self.shared: dict[int, tuple[Any, Any]] = {}
+        self.done = 0
+
+    def run(self) -> dict[K, T | Diverged]:
+        self.tasks.ended = lambda name, result: self.ended.append((name, result))
+        with _view(self):
+            for key in self.programs:
+                self._send(key, None)
+            while self.queue or self.flying:
+                if self.queue:
+                    self._submit(*self.queue.popleft())
+                else:
+                    self.tasks.wait()
+                while self.ended:
+                    self._take(*self.ended.popleft())
+        return {key: self.outcomes[key] for key in self.programs}
+
+    def attempt(self, key: K, number: int) -> Attempt:
+        return self.wanted[key].attempts[number]
+
+    def _send(self, key: K, results: list[Result | str] | None) -> None:
+        """Let a program go on, and queue the runs that it wants next."""
+        try:
+            attempts = self.programs[key].send(results)  # type: ignore[arg-type]
+        except StopIteration as end:
+            self.outcomes[key] = end.value
+        except Diverged as error:
+            self.outcomes[key] = error
+        else:
+            self.wanted[key] = _Wanted(attempts=attempts)
+            self.queue.extend((key, number) for number in range(len(attempts)))
+
+    def _submit(self, key: K, number: int) -> None:
+        attempt = self.attempt(key, number)
+        self.flying[name := str(attempt.out)] = (key, number)
+        runs, splits = self._share(attempt.runs), self._share(attempt.splits)
+        self.tasks.submit(_run, runs, splits, attempt.recipe, attempt.folder, name=name)
+
+    def _share(self, value: Any) -> Any:
+        if id(value) not in self.shared:
+            sent = replace(value, out=value.out.resolve(), encodings=Encodings()) if isinstance(value, Runs) else value
+            self.shared[id(value)] = (value, self.tasks.share(sent))  # the value too, so that its id stays its own
+        return self.shared[id(value)][1]
+
+    def _take(self, name: str, result: dict[str, Any]) -> None:
+        key, number = self.flying.pop(name)
+        attempt, wanted = self.attempt(key, number), self.wanted[key]
+        for line in result["warnings"]:
+            log.warning("%s: %s", attempt.title, line)
+        if result["failed"] is None:
+            _wait_for(attempt.out / SCORE_FILE)
+        wanted.results[number] = attempt.run() if result["failed"] is None else result["failed"]
+        self.done += 1
+        self.display.say(f"{attempt.title}: {_said(attempt, wanted.results[number])}")
+        if len(wanted.results) == len(wanted.attempts):
+            self._send(key, [wanted.results[one] for one in range(len(wanted.attempts))])
+
+
+def _said(attempt: Attempt, result: Result | str) -> str:
+    """A run's result in a few words."""
+    metric = attempt.runs.task.metric
+    if isinstance(result, str):
+        return f"failed: {result}"
+    score = result.scores.get("dev", {}).get(metric)
+    return "done" if score is None else f"dev {metric} {score:.4g}"
+
+
+def _run(runs: Runs, splits: Mapping[str, Split], recipe: FinetuneRecipe, folder: str) -> dict[str, Any]:
+    """Make one run in a task; what it found is in its folder."""
+    lines: list[str] = []
+    with logged(lines, logging.WARNING):
+        result = Attempt(runs=runs, recipe=recipe, splits=splits, folder=folder, title="").run(shown=False)
+    return {"failed": result if isinstance(result, str) else None, "warnings": lines}
+
+
+def _wait_for(path: Path) -> None:
+    """Wait until a file that another node wrote is seen here.
+
+    Raises:
+        DataError: it is not.
+    """
+    end = time.monotonic() + SEEN
+    while not path.exists():
+        if time.monotonic() > end:
+            raise DataError(f"{path}: was written by a task, but is not seen here; give an --out that all nodes share")
+        time.sleep(0.2)
+
+
+@contextlib.contextmanager
+def _view(driver: _Driver) -> Iterator[None]:
+    """While it lasts, show all runs in one view, by what their folders say."""
+    over, begin = threading.Event(), time.time()
+
+    def look() -> None:
+        while not over.wait(LOOK):
+            running: dict[str, tuple[float, str]] = {}
+            for key, number in list(driver.flying.values()):
+                attempt = driver.attempt(key, number)
+                if (state := _state(attempt.out, begin)) is not None:
+                    running[attempt.title] = state
+            driver.display.overview(driver.done, driver.done + len(driver.flying) + len(driver.queue), running)
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        driver.display.close()
+
+
+def _state(out: Path, begin: float) -> tuple[float, str] | None:
+    """The share of a run that is done, and facts, by its last line of metrics since ``begin``; None without one."""
+    try:
+        if (out / METRICS).stat().st_mtime < begin:
+            return None
+        with (out / METRICS).open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
+            lines = [line for line in file.read().splitlines() if b'"train"' in line]
+        line = json.loads(lines[-1])
+        amount = json.loads((out / RECIPE).read_bytes())["budget"]["amount"]
+        return min(line["step"] / amount, 1.0), facts(line)
+    except (OSError, ValueError, LookupError, TypeError, ZeroDivisionError):
+        return None  # it has not begun, or is being written
