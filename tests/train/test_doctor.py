@@ -30,10 +30,9 @@ from encoderlab.models.base import ModelConfig, resized
 from encoderlab.objectives.base import Objective
 from encoderlab.objectives.distill import DistillSettings
 from encoderlab.objectives.mlm import MLMSettings
-from encoderlab.train import diagnoses, doctor
+from encoderlab.train import doctor
 from encoderlab.train.corpus_data import corpus_data
-from encoderlab.train.diagnoses import Finding
-from encoderlab.train.doctor import Watch, diagnose
+from encoderlab.train.doctor import Finding, Watch, diagnose
 from encoderlab.train.evidence import CorpusFacts, Evidence, read, reference
 from encoderlab.train.loop import train
 from encoderlab.train.networks import build_objective, fit
@@ -151,7 +150,7 @@ def test_shuffled_labels(corpus: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
         objective.make_batch = shuffled  # type: ignore[method-assign]
 
-    monkeypatch.setattr(diagnoses, "SETTLED", 110)  # a small model soon guesses frequent words
+    monkeypatch.setattr(doctor, "SETTLED", 110)  # a small model soon guesses frequent words
     recipe = tiny(budget=Budget(amount=230))
     found = doctor.examine(run(recipe, corpus, tmp_path / "run", shuffle), corpus)
     assert names(found) == {"stuck at frequencies"}, [str(finding) for finding in found]
@@ -579,6 +578,6 @@ def test_watching_reports_each_finding_once() -> None:
 
 def test_every_diagnosis_is_tested() -> None:
     tested = {wanted for wanted, _ in BROKEN.values()} | {"duplicates", "wrong tokenizer", SLOW}
-    source = Path(diagnoses.__file__).read_text(encoding="utf-8")
+    source = Path(doctor.__file__).read_text(encoding="utf-8")
     written = set(re.findall(r'Finding\(\s*"(.+?)"', source))
     assert written <= tested, written - tested

@@ -49,9 +49,8 @@ from encoderlab.tasks.runs.sift import SiFT, SiFTObjective
 from encoderlab.tasks.scoring.scores import score
 from encoderlab.train import checkpoint
 from encoderlab.train.data import Data
-from encoderlab.train.diagnoses import Finding
 from encoderlab.train.distributed import join
-from encoderlab.train.doctor import diagnose
+from encoderlab.train.doctor import Finding, diagnose
 from encoderlab.train.evidence import of_lines, read_lines
 from encoderlab.train.folder import METRICS, hardware, peak_memory
 from encoderlab.train.loop import Outcome, train
