@@ -19,7 +19,7 @@ from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.interchange.load import load
 from encoderlab.model import Model, build, count_parameters
-from encoderlab.nn.encoder import Sharing
+from encoderlab.nn.architecture import Sharing
 from encoderlab.nn.heads import Classification, Tagging
 from encoderlab.nn.scope import check_documents
 

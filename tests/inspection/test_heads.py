@@ -18,7 +18,8 @@ from encoderlab.interchange import huggingface
 from encoderlab.interchange.load import load
 from encoderlab.model import Model
 from encoderlab.models.base import resized
-from encoderlab.nn.encoder import Encoder, Sharing
+from encoderlab.nn.architecture import Sharing
+from encoderlab.nn.encoder import Encoder
 from encoderlab.nn.positions import RelativeShift
 from encoderlab.nn.scope import Local
 from encoderlab.objectives.base import Objective

@@ -25,7 +25,7 @@ from encoderlab.errors import ConfigError, DataError
 from encoderlab.interchange import folder, huggingface
 from encoderlab.model import Model
 from encoderlab.models.base import resized
-from encoderlab.nn.encoder import Sharing
+from encoderlab.nn.architecture import Sharing
 from encoderlab.nn.heads import Classification, Pooler, Span, Tagging
 from encoderlab.nn.spanconv import SpanDynamic
 from tests.interchange.tiny_models import CONFIGS, make, same_weights

@@ -15,7 +15,7 @@ from encoderlab.measure import describe
 from encoderlab.model import Model
 from encoderlab.models import flops
 from encoderlab.models.base import resized
-from encoderlab.nn.encoder import Sharing
+from encoderlab.nn.architecture import Sharing
 from encoderlab.nn.heads import LM
 from encoderlab.nn.kernels import build
 

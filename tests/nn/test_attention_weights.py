@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from encoderlab.nn.encoder import Encoder, EncoderConfig
+from encoderlab.nn.architecture import EncoderConfig
+from encoderlab.nn.encoder import Encoder
 from encoderlab.nn.positions import RelativeShift, Shaw
 from encoderlab.nn.spanconv import DepthwiseSeparable, SpanDynamic
 from tests.nn.test_product import BASE, PRODUCT, make

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from encoderlab.nn.encoder import Block, Encoder, EncoderConfig
+from encoderlab.nn.architecture import EncoderConfig
+from encoderlab.nn.encoder import Block, Encoder
 from encoderlab.nn.positions import Absolute
 from encoderlab.nn.pruning import with_heads
 

@@ -12,8 +12,9 @@ import torch.nn.functional as F
 
 from encoderlab.errors import ConfigError
 from encoderlab.nn import kernels
+from encoderlab.nn.architecture import EncoderConfig, Sharing
 from encoderlab.nn.embeddings import Adaptive
-from encoderlab.nn.encoder import Chosen, Encoder, EncoderConfig, Sharing
+from encoderlab.nn.encoder import Chosen, Encoder
 from encoderlab.nn.init import initialize
 from encoderlab.nn.kernels import plain
 from encoderlab.nn.noise import Noise

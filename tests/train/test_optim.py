@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from encoderlab.errors import ConfigError
-from encoderlab.nn.encoder import Encoder, EncoderConfig, Sharing
+from encoderlab.nn.architecture import EncoderConfig, Sharing
+from encoderlab.nn.encoder import Encoder
 from encoderlab.nn.positions import RelativeShift
 from encoderlab.train.optim import (
     AdamW,

@@ -21,7 +21,7 @@ from encoderlab.interchange.assemble import Models, assemble
 from encoderlab.interchange.configs.fields import Fields
 from encoderlab.interchange.files import read_json, read_pickled, unreadable
 from encoderlab.models.base import ModelConfig
-from encoderlab.nn.encoder import EncoderConfig
+from encoderlab.nn.architecture import EncoderConfig
 from encoderlab.nn.heads import LM, Classification
 from encoderlab.nn.positions import Absolute
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from encoderlab.errors import DataError
 from encoderlab.interchange.files import check_precision
-from encoderlab.nn.encoder import EncoderConfig
+from encoderlab.nn.architecture import EncoderConfig
 
 # Layouts --------------------------------------------------------------------------------------------------------------
 

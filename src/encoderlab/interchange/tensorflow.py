@@ -22,8 +22,8 @@ from encoderlab.interchange.configs.fields import Fields
 from encoderlab.interchange.files import fields_beside, read_fields
 from encoderlab.interchange.tensor_bundle import Checkpoint
 from encoderlab.models.base import ModelConfig
+from encoderlab.nn.architecture import EncoderConfig
 from encoderlab.nn.embeddings import TiedMaps
-from encoderlab.nn.encoder import EncoderConfig
 from encoderlab.nn.heads import LM, RTD, Classification, Span
 from encoderlab.nn.positions import Absolute
 from encoderlab.nn.spanconv import SpanDynamic

@@ -9,7 +9,7 @@ dropout. The paper gives xxlarge 235M parameters; the released model has 222.6M.
 from __future__ import annotations
 
 from encoderlab.models.base import Family, ModelConfig
-from encoderlab.nn.encoder import EncoderConfig, Sharing
+from encoderlab.nn.architecture import EncoderConfig, Sharing
 from encoderlab.nn.heads import LM, Pooler, Span
 
 

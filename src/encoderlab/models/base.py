@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from encoderlab.config import Bounded
 from encoderlab.errors import ConfigError
-from encoderlab.nn.encoder import EncoderConfig
+from encoderlab.nn.architecture import EncoderConfig
 from encoderlab.nn.heads import LM, RTD, Classification, Pooler, Span, Tagging, TaskHead
 from encoderlab.nn.positions import Distance
 

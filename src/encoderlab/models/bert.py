@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from encoderlab.models.base import Family, ModelConfig, resized
-from encoderlab.nn.encoder import EncoderConfig
+from encoderlab.nn.architecture import EncoderConfig
 from encoderlab.nn.heads import LM, Pooler
 
 

@@ -15,7 +15,7 @@ differs beyond 512 tokens). ``transformers`` has no mask decoder, so its fill-ma
 from __future__ import annotations
 
 from encoderlab.models.base import Family, ModelConfig
-from encoderlab.nn.encoder import EncoderConfig
+from encoderlab.nn.architecture import EncoderConfig
 from encoderlab.nn.heads import LM, RTD, Classification, Tagging
 from encoderlab.nn.positions import Disentangled
 from encoderlab.nn.stem import StemConvolution

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from encoderlab.models.base import Family, ModelConfig
 from encoderlab.models.roberta import roberta
-from encoderlab.nn.encoder import EncoderConfig
+from encoderlab.nn.architecture import EncoderConfig
 from encoderlab.nn.heads import LM, Classification, Span
 
 

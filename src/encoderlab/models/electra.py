@@ -11,7 +11,7 @@ original does not have.
 from __future__ import annotations
 
 from encoderlab.models.base import Family, ModelConfig
-from encoderlab.nn.encoder import EncoderConfig
+from encoderlab.nn.architecture import EncoderConfig
 from encoderlab.nn.heads import LM, RTD, Classification, Span, Tagging
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from encoderlab.models.base import ModelConfig
-from encoderlab.nn.encoder import EncoderConfig
+from encoderlab.nn.architecture import EncoderConfig
 from encoderlab.nn.positions import Absolute, Disentangled, RelativeShift, Rotary, Shaw
 from encoderlab.nn.spanconv import DepthwiseSeparable, Light, SpanDynamic
 

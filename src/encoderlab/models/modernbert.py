@@ -16,7 +16,7 @@ also have 160,000 in local layers.
 from __future__ import annotations
 
 from encoderlab.models.base import Family, ModelConfig
-from encoderlab.nn.encoder import EncoderConfig
+from encoderlab.nn.architecture import EncoderConfig
 from encoderlab.nn.heads import LM, Classification, Prediction, Span, Tagging
 from encoderlab.nn.norms import LayerNormalization
 from encoderlab.nn.positions import Rotary

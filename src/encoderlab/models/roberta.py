@@ -10,7 +10,7 @@ without dropout (fairseq's ``pooler_dropout`` is 0; ``transformers`` drops 0.1 b
 from __future__ import annotations
 
 from encoderlab.models.base import Family, ModelConfig
-from encoderlab.nn.encoder import EncoderConfig
+from encoderlab.nn.architecture import EncoderConfig
 from encoderlab.nn.heads import LM, Classification
 from encoderlab.nn.positions import Absolute
 

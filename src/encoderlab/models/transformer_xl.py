@@ -10,8 +10,8 @@ one for WikiText-103 starts with a quarter of the usual deviation.
 from __future__ import annotations
 
 from encoderlab.models.base import Family, ModelConfig
+from encoderlab.nn.architecture import EncoderConfig
 from encoderlab.nn.embeddings import Adaptive, TiedMaps
-from encoderlab.nn.encoder import EncoderConfig
 from encoderlab.nn.heads import LM
 from encoderlab.nn.positions import RelativeShift
 

@@ -11,7 +11,7 @@ the tanh form (``transformers`` loads released weights with the exact form).
 from __future__ import annotations
 
 from encoderlab.models.base import Family, ModelConfig
-from encoderlab.nn.encoder import EncoderConfig
+from encoderlab.nn.architecture import EncoderConfig
 from encoderlab.nn.heads import LM, Classification, Span
 from encoderlab.nn.positions import RelativeShift
 

@@ -7,7 +7,8 @@ import math
 import torch
 from torch import nn
 
-from encoderlab.nn.encoder import Block, Encoder, EncoderConfig
+from encoderlab.nn.architecture import EncoderConfig
+from encoderlab.nn.encoder import Block, Encoder
 from encoderlab.nn.heads import (
     AdaptiveLMHead,
     ClassificationHead,

@@ -1,4 +1,4 @@
-"""Normalisation over the width of a state, chosen by :class:`encoderlab.nn.encoder.EncoderConfig`."""
+"""Normalisation over the width of a state, chosen by :class:`encoderlab.nn.architecture.EncoderConfig`."""
 
 from __future__ import annotations
 

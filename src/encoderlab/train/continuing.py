@@ -12,7 +12,7 @@ from encoderlab.errors import ConfigError
 from encoderlab.interchange.load import load_pair
 from encoderlab.model import Model
 from encoderlab.models.base import ModelConfig
-from encoderlab.nn.encoder import EncoderConfig
+from encoderlab.nn.architecture import EncoderConfig
 from encoderlab.nn.positions import Absolute, Rotary
 from encoderlab.nn.spanconv import SpanDynamic
 from encoderlab.train.recipe import Recipe

@@ -15,7 +15,7 @@ from encoderlab.errors import ConfigError, DataError
 from encoderlab.interchange.configs import absolute, relative, rotary
 from encoderlab.interchange.configs.fields import Fields
 from encoderlab.models.base import ModelConfig
-from encoderlab.nn.encoder import EncoderConfig, Sharing
+from encoderlab.nn.architecture import EncoderConfig, Sharing
 from encoderlab.nn.positions import Absolute
 from encoderlab.nn.spanconv import SpanDynamic
 

@@ -7,7 +7,7 @@ from typing import Any
 from encoderlab.errors import DataError
 from encoderlab.interchange.configs.fields import THEIR_ACTIVATION, Fields, common, their_common
 from encoderlab.models.base import ModelConfig
-from encoderlab.nn.encoder import EncoderConfig, Sharing
+from encoderlab.nn.architecture import EncoderConfig, Sharing
 from encoderlab.nn.heads import LM, RTD, Pooler
 from encoderlab.nn.positions import Absolute
 from encoderlab.nn.spanconv import SpanDynamic

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from encoderlab.errors import DataError
-from encoderlab.nn.encoder import EncoderConfig
+from encoderlab.nn.architecture import EncoderConfig
 
 ACTIVATIONS = {
     "gelu": "gelu",

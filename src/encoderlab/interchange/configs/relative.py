@@ -7,8 +7,8 @@ from typing import Any, Literal
 from encoderlab.errors import DataError
 from encoderlab.interchange.configs.fields import THEIR_ACTIVATION, Fields, common, their_common
 from encoderlab.models.base import ModelConfig
+from encoderlab.nn.architecture import EncoderConfig
 from encoderlab.nn.embeddings import Adaptive, TiedMaps
-from encoderlab.nn.encoder import EncoderConfig
 from encoderlab.nn.heads import LM, RTD
 from encoderlab.nn.positions import Disentangled, RelativeShift
 from encoderlab.nn.stem import StemConvolution

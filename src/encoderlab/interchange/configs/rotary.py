@@ -7,7 +7,7 @@ from typing import Any
 from encoderlab.errors import DataError
 from encoderlab.interchange.configs.fields import THEIR_ACTIVATION, Fields
 from encoderlab.models.base import ModelConfig
-from encoderlab.nn.encoder import EncoderConfig
+from encoderlab.nn.architecture import EncoderConfig
 from encoderlab.nn.heads import LM, Prediction
 from encoderlab.nn.norms import LayerNormalization
 from encoderlab.nn.positions import Rotary

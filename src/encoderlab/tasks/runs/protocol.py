@@ -15,7 +15,7 @@ from encoderlab.config import override, parse_value
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
 from encoderlab.models import FAMILIES
-from encoderlab.nn.encoder import EncoderConfig
+from encoderlab.nn.architecture import EncoderConfig
 from encoderlab.tasks.data.task import Task
 from encoderlab.tasks.forms.table import FORMS
 from encoderlab.tasks.runs.finetune import FinetuneRecipe
