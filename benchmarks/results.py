@@ -1,12 +1,12 @@
-"""Fine-tunes pretrained models, and the same architectures from fresh weights, on every labelled set there is.
+"""Fine-tune pretrained models, and the same architectures from fresh weights, on every labelled set.
 
     python -m benchmarks.results --english RUN --chinese RUN --data DIR --runs DIR --out docs/results.md
 
 ``DIR`` is the folder with glue, clue, ner, qa and multiple_choice. Every set has its baselines, and both systems the
-default protocol with one change: the last weights are taken, so that nothing is chosen on the development set and its
-score is that of unseen data. A set is cut to ``--limit`` training examples, and to as many as ``--tokens``
-allow for an epoch. What is finished is read from ``--runs``: the same command goes on after an interruption, and the
-table is written again after every set.
+default protocol with one change: the last weights are taken. So nothing is chosen on the development set, and its score
+is that of unseen data. A set is cut to ``--limit`` training examples, and to as many as ``--tokens`` allow for an
+epoch. Finished runs are read from ``--runs``: the same command continues after an interruption, and the table is
+written again after every set.
 """
 
 from __future__ import annotations
@@ -109,18 +109,17 @@ class Block:
 
 
 def write(out: Path, blocks: Sequence[Block], plan: Protocol, limits: Limits) -> None:
-    """All tables so far, with how they came about."""
+    """Write all tables so far, and how they were measured."""
     most = f"{limits.examples:,} training examples, {limits.tokens:,} tokens an epoch and {limits.dev:,}"
     lines = ["# Results", ""]
     lines += wrapped(
-        "Scores of models pretrained by this project on the development parts of public sets, times 100: median and "
-        f"mean of {plan.seeds} seeds with the 95% interval of the mean, beside simple baselines and the same "
-        "architecture from fresh weights. Both are trained as `encoderlab finetune` does by default, but for the last "
-        f"weights ({plan.source}); nothing is chosen on the development part. Of a set at most {most} development "
-        "examples are used "
-        "(0: all): the numbers stand beside each other, not beside published ones. A seed that predicts one label for "
-        "every example is marked as failed, and counts. Every run is stored with its protocol; "
-        "`python -m benchmarks.results` makes this file."
+        "Scores on the development sets of models that this project pretrained, times 100: median and mean over "
+        f"{plan.seeds} seeds, with the 95% interval of the mean. Simple baselines and the same architecture with fresh "
+        "weights are shown for comparison. Pretrained and fresh models are trained as `encoderlab finetune` does by "
+        f"default, but keep the last weights ({plan.source}); nothing is chosen on the development set. Each set is "
+        f"limited to {most} development examples (0: all), so the numbers cannot be compared with published ones. A "
+        "seed that predicts one label for every example is marked as failed, and counts. Every run is stored with its "
+        "protocol. `python -m benchmarks.results` makes this file."
     )
     for block in blocks:
         tasks = list(dict.fromkeys(row.task for row in block.rows))
@@ -156,7 +155,7 @@ def table(rows: Sequence[ResultRow]) -> str:
 
 
 def prose(out: Path) -> str:
-    """What people wrote below the tables of a file: its section ``COMMENT``, which is kept."""
+    """The section ``COMMENT`` of a file, written by hand; it is kept."""
     text = out.read_text(encoding="utf-8") if out.exists() else ""
     return text[text.index(f"\n{COMMENT}\n") :] if f"\n{COMMENT}\n" in text else ""
 
@@ -172,7 +171,7 @@ def above(rows: Sequence[ResultRow], task: str, one: str, other: str) -> bool:
 
 
 def describe(folder: Path, model: Model) -> str:
-    """What the model is and what it has read."""
+    """The size of the model, and how much text it was trained on."""
     size = f"{model.config.encoder.layers} layers x {model.config.encoder.width}"
     parameters = count_parameters(model.config)["encoder"] / 1e6
     read, metrics = "", folder / "metrics.jsonl"

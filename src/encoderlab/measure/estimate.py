@@ -1,4 +1,4 @@
-"""What a pretraining run will cost, before it is started."""
+"""The cost of a pretraining run, estimated before it starts."""
 
 from __future__ import annotations
 

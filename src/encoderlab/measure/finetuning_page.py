@@ -1,4 +1,4 @@
-"""The page of fine-tuning, from what its folders hold (:mod:`encoderlab.measure.finetuning`): one task with everything
+"""The page of fine-tuning, from its folders (:mod:`encoderlab.measure.finetuning`): one task with everything
 about it, or several fine-tunings side by side.
 """
 
@@ -35,7 +35,7 @@ SPLITS = {"dev": "Development set", "test": "Test set"}
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """A page as text, what it says in a sentence, and its table: heads of columns, and a row of cells per score."""
+    """A page as HTML, its summary in a sentence, and its table: names of columns, and a row of cells per score."""
 
     html: str
     verdict: str
@@ -81,7 +81,7 @@ def split_name(split: str) -> str:
 
 
 def model_name(tuning: Finetuning) -> str:
-    """The folder of the initial model; that of a run, and not of its ``model``."""
+    """The folder of the initial model: the run, not the folder ``model`` in it."""
     path = Path(tuning.record.get("initial", {}).get("folder") or "fresh weights")
     return path.parent.name if path.name == "model" and path.parent.name else path.name
 
@@ -201,7 +201,7 @@ def _reported(tuning: Finetuning, split: str) -> float:
 
 
 def protocol_note(tuning: Finetuning) -> str:
-    """Which protocol, and how many seeds it truly had here."""
+    """The protocol, and the number of seeds that were run."""
     record, tried = tuning.record, len(tuning.seeds)
     seeds = f"{tried} seed{'s' * (tried > 1)}"
     return (
@@ -234,7 +234,7 @@ def _all_scores(tuning: Finetuning) -> list[tuple[str, list[str]]]:
 
 
 def _cell(metric: str, values: Sequence[float]) -> str:
-    """Shares in points; counts, thresholds and distances as they are."""
+    """A score as text: shares in points, other numbers unchanged."""
     if not values:
         return "–"
     if metric.endswith((*COUNTS, "error")):
@@ -259,7 +259,7 @@ def _seeds(tuning: Finetuning) -> dict[str, Any]:
 
 
 def _search(tuning: Finetuning) -> dict[str, Any] | None:
-    """What was tried before the seeds, the best first."""
+    """The settings that were tried before the seeds, the best first."""
     tried = tuning.record.get("search") or []
     if not tried:
         return None
@@ -293,7 +293,7 @@ def _metrics(tuning: Finetuning) -> list[Metric]:
 
 
 def _findings(tuning: Finetuning) -> list[dict[str, str]]:
-    """What the doctor says of the seeds, each finding once with its seeds."""
+    """The doctor's findings, each once with the seeds that have it."""
     said: dict[str, dict[str, Any]] = {}
     for run in tuning.ended:
         for finding in run.record.get("findings", []):
@@ -308,7 +308,7 @@ def _findings(tuning: Finetuning) -> list[dict[str, str]]:
 
 
 def _remarks(tuning: Finetuning) -> list[str]:
-    """What was remarked about data and runs, each once; the doctor's findings stand elsewhere."""
+    """The remarks about data and runs, each once, without the doctor's findings."""
     notes = [note for run in tuning.ended for note in run.record.get("notes", []) if not note.startswith("doctor: ")]
     return list(dict.fromkeys([*tuning.record.get("remarks", []), *notes]))
 
@@ -359,7 +359,7 @@ def _matrix(confusion: Sequence[tuple[str, str, int]]) -> dict[str, Any] | None:
 
 
 def _scatter(pairs: Sequence[tuple[float, float]]) -> Chart | None:
-    """Predicted against gold numbers, with the line where they are equal."""
+    """A chart of predicted against gold numbers, with the line where they are equal."""
     if not pairs:
         return None
     low, high = min(min(pair) for pair in pairs), max(max(pair) for pair in pairs)
@@ -373,7 +373,7 @@ def _scatter(pairs: Sequence[tuple[float, float]]) -> Chart | None:
 
 
 def _mistake(one: Mistake, tuning: Finetuning) -> dict[str, Any]:
-    """A mistake as it is shown, with how many seeds made it."""
+    """A mistake for the page, with the number of seeds that made it."""
     analyses = [run.analysis["dev"] for run in tuning.ended if "dev" in run.analysis]
     made = sum(one.place in (analysis.wrong or ()) for analysis in analyses)
     often = f"wrong with {made} of {len(analyses)} seeds" if len(analyses) > 1 and analyses[0].wrong is not None else ""
@@ -382,7 +382,7 @@ def _mistake(one: Mistake, tuning: Finetuning) -> dict[str, Any]:
 
 
 def settings(tuning: Finetuning) -> dict[str, str]:
-    """The settings as they truly were."""
+    """The settings of the runs."""
     record = tuning.record
     recipe, optim, schedule = record["recipe"], record["recipe"]["optim"], record["recipe"]["schedule"]
     first = tuning.ended[0].record
@@ -415,7 +415,7 @@ def settings(tuning: Finetuning) -> dict[str, str]:
 
 
 def costs(tuning: Finetuning) -> dict[str, str]:
-    """Time, tokens, operations and memory, of all that was trained."""
+    """Time, tokens, operations and memory of all runs."""
     rows = {}
     for system, one in tuning.systems():
         ended = [run.record for run in one.ended]
@@ -440,7 +440,7 @@ def costs(tuning: Finetuning) -> dict[str, str]:
 
 
 def _sum(records: Sequence[Mapping[str, Any]], key: str) -> float:
-    """The sum over runs; 0 where one of them does not know."""
+    """The sum over runs; 0 if a run has no value."""
     values = [record.get(key) for record in records]
     return sum(values) if values and all(values) else 0  # type: ignore[arg-type]
 
@@ -532,7 +532,7 @@ def _named(task: str, one: TaskScores) -> TaskScores:
 
 
 def _sentence(key: tuple[str, str, str], named: Sequence[tuple[str, Finetuning]]) -> str:
-    """What stands best on a task."""
+    """The best fine-tuning of a task."""
     name, best = max(named, key=lambda pair: fmean(pair[1].scores("dev")))
     words = f"{key[0]}: {key[1]} {points(best.scores('dev'))}"
     others = [fmean(one.scores("dev")) for other, one in named if other != name]

@@ -1,4 +1,4 @@
-"""What a page about pretraining shows: curves, guesses before and after, scores over seeds, cost, provenance.
+"""The content of a page about pretraining: curves, guesses before and after, scores over seeds, cost, provenance.
 
 This module knows nothing of runs or models; :mod:`encoderlab.measure.html_page` makes the page.
 """

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Point:
-    """A value with the ends of its interval, and what is shown when one points at it."""
+    """A value with the ends of its interval, and the text of its tooltip."""
 
     x: float
     y: float

@@ -1,4 +1,4 @@
-"""What a model without understanding gets: sums of log word frequencies, and a trigram model, from a corpus' counts.
+"""Baselines without a trained model: sums of log word frequencies, and a trigram model, from the counts of a corpus.
 
 Both count tokens of the corpus' tokenizer in its training split. Only the n-grams of the pairs are counted, so memory
 follows the pairs and not the corpus; counting reads the corpus once.

@@ -1,4 +1,4 @@
-"""Scoring files of minimal pairs: looked through before any work, in chunks, resumable, in bounded memory."""
+"""Score files of minimal pairs: checked before any work, scored in chunks, resumable, in bounded memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHUNK = 1000  # pairs that are scored together, which bounds the memory and what
 
 @dataclass(kw_only=True)
 class Survey:
-    """What files of pairs hold, found before any work.
+    """The content of files of pairs, read before any work.
 
     Args:
         paradigms: name -> phenomenon, in the order of the files.

@@ -1,4 +1,4 @@
-"""Minimal pairs out of files: JSON lines as BLiMP and ZhoBLiMP have them, CSV, and text with a pair on two lines."""
+"""Read minimal pairs from files: JSON lines as BLiMP and ZhoBLiMP have them, CSV, and text with a pair on two lines."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _on_two_lines(path: Path, stem: str) -> Iterator[Pair]:
 
 
 def sample(pairs: Sequence[Pair], size: int, *, seed: int = 0) -> list[Pair]:
-    """``size`` of the pairs, in their order: as many of each paradigm as of every other, as far as they reach.
+    """``size`` of the pairs, in their order, equally many of each paradigm as far as there are enough.
 
     Which ones follows from the seed, the paradigm and their order within it.
     """

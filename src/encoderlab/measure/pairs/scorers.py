@@ -213,7 +213,7 @@ class LeftToRight:
         return out[back]
 
     def _earlier(self, batch: Batch) -> Tensor | None:
-        """Which tokens each one sees, (1, L, L); None for a model that sees earlier ones only by itself."""
+        """The mask (1, L, L) of the tokens that each token sees; None for a model that is causal anyway."""
         if self.model.config.encoder.causal:
             return None
         length = batch.ids.shape[1]
@@ -270,7 +270,7 @@ def _room(model: Model, tokenizer: Tokenizer) -> int | None:
 
 
 def _frame_size(tokenizer: Tokenizer) -> int:
-    """How many special tokens stand around one text."""
+    """Number of special tokens around one text."""
     return tokenizer.spans(1, max_length=8).length - 1
 
 
