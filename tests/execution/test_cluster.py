@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -28,7 +29,7 @@ from tests.tasks.runs.test_elsewhere import protocols, results
 from tests.tasks.runs.test_trials import QUICK
 from tests.tasks.synthetic import data
 from tests.tasks.tiny import model
-from tests.terminal import answer
+from tests.terminal import answer, messages
 
 pytest.importorskip("ray", reason="Ray is not installed (pip install 'encoderlab[scale]')")
 
@@ -179,6 +180,30 @@ def test_no_other_cluster_is_taken_than_the_one_that_is_named():
     with pytest.raises(ConfigError, match=r"no cluster at nowhere \(no such address\)"):
         tasks._connect()
     assert asked == ["nowhere"]
+
+
+@pytest.mark.parametrize("verb", ["predict", "encode", "finetune"])
+def test_an_address_without_a_cluster_is_refused_at_once(verb, tmp_path, capsys, monkeypatch):
+    """As is a machine without Ray; and nothing is left behind."""
+    saved(ready("single")[0], tmp_path / "model")
+    (tmp_path / "texts").mkdir()
+    rows = "".join(f"the {('red', 'blue')[number % 2]} cat {number},{number % 2}\n" for number in range(40))
+    (tmp_path / "texts/a.csv").write_text("text,label\n" + rows)
+    (tmp_path / "texts/b.txt").write_text("the cat\n")
+    words = {
+        "predict": ["predict", tmp_path / "model", tmp_path / "texts"],
+        "encode": ["encode", tmp_path / "model", "--file", tmp_path / "texts"],
+        "finetune": ["finetune", tmp_path / "texts/a.csv", "--model", tmp_path / "model", "--seeds", 1],
+    }[verb]
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    said = messages(capsys, 2, *words, "--out", tmp_path / "out", "--on", f"ray=127.0.0.1:{port}")
+    assert f"no cluster at 127.0.0.1:{port} (" in said and "start one with: ray start --head" in said
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert "--on ray needs ray" in messages(capsys, 4, *words, "--out", tmp_path / "out", "--on", "ray")
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_place_is_read_from_the_option():

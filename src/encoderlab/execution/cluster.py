@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import platform
+import socket
 import subprocess
 import sys
 import time
@@ -26,6 +27,7 @@ from encoderlab.execution.workers import Tasks, Workers, cores, stopped_by_sigte
 
 RETRIES = 5
 AHEAD = 2  # tasks submitted beyond those that can run
+REACH = 10.0  # seconds in which the address of a cluster must take a connection
 ANSWER = 120.0  # seconds in which a node must answer
 PATIENCE = 120.0  # seconds in which what was asked to stop may write its checkpoint
 
@@ -96,6 +98,12 @@ class RayTasks:
         return self
 
     def _connect(self) -> None:
+        host, colon, port = (self._address or os.environ.get("RAY_ADDRESS") or "").rpartition(":")
+        if colon and port.isdigit() and "//" not in host:  # Ray itself would try for minutes
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), timeout=REACH).close()
+            except OSError as error:
+                raise _no_cluster(f"{host}:{port}", error) from None
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # its future default, without its warning
         more: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
         if self._address is not None:
@@ -108,10 +116,7 @@ class RayTasks:
                     raise
                 self._ray.init(log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, ValueError, TimeoutError, OSError) as error:
-            said = " ".join(str(error).split())[:160]
-            raise ConfigError(
-                f"--on ray: no cluster at {self._address or 'this machine'} ({said}); start one with: ray start --head"
-            ) from None
+            raise _no_cluster(self._address or "this machine", error) from None
         except RuntimeError as error:
             said = " ".join(str(error).split())[:200]
             raise ConfigError(f"--on ray: the cluster does not fit this process: {said}; install the same") from None
@@ -261,6 +266,11 @@ class RayTasks:
                     yield Ended(job=job, code=code)
 
         return execute
+
+
+def _no_cluster(address: str, error: Exception) -> ConfigError:
+    said = " ".join(str(error).split())[:160]
+    return ConfigError(f"--on ray: no cluster at {address} ({said}); start one with: ray start --head")
 
 
 def _amounts(resources: Mapping[str, float]) -> str:
