@@ -43,33 +43,33 @@ def source_of(recipe: Recipe, tokenizer: Tokenizer) -> tuple[Model, Model | None
     return model, generator
 
 
-def continuing(wanted: ModelConfig, given: ModelConfig, name: str) -> ModelConfig:
-    """``wanted`` with the encoder of ``given``, whose weights continue; fields that matter only in training stay."""
-    one, two = (_architecture(config.encoder) for config in (wanted, given))
+def continuing(config: ModelConfig, source: ModelConfig, name: str) -> ModelConfig:
+    """``config`` with the encoder of ``source``, whose weights continue; fields that matter only in training stay."""
+    here, there = (_architecture(model.encoder) for model in (config, source))
     differ = [
-        f"{f.name} {getattr(two, f.name)}, here {getattr(one, f.name)}"
-        for f in fields(one)
-        if getattr(one, f.name) != getattr(two, f.name)
+        f"{f.name} {getattr(there, f.name)}, here {getattr(here, f.name)}"
+        for f in fields(here)
+        if getattr(here, f.name) != getattr(there, f.name)
     ]
     if differ:
         raise ConfigError(
             f"{name}: its encoder differs from the recipe's ({'; '.join(differ[:3])}); "
             "use the recipe of its architecture and size"
         )
-    conv = given.encoder.conv
-    if isinstance(conv, SpanDynamic) and isinstance(wanted.encoder.conv, SpanDynamic):
-        conv = replace(conv, mask_padding=wanted.encoder.conv.mask_padding)
-    kept = {field: getattr(wanted.encoder, field) for field in TRAINING_ONLY}
-    if isinstance(wanted.encoder.position, Rotary):  # a run may extend the context with another base
-        kept |= {field: getattr(wanted.encoder, field) for field in ("position", "local")}
+    conv = source.encoder.conv
+    if isinstance(conv, SpanDynamic) and isinstance(config.encoder.conv, SpanDynamic):
+        conv = replace(conv, mask_padding=config.encoder.conv.mask_padding)
+    kept = {field: getattr(config.encoder, field) for field in TRAINING_ONLY}
+    if isinstance(config.encoder.position, Rotary):  # a run may extend the context with another base
+        kept |= {field: getattr(config.encoder, field) for field in ("position", "local")}
         for field in ("position", "local"):
-            mine, theirs = getattr(wanted.encoder, field), getattr(given.encoder, field)
+            mine, theirs = getattr(config.encoder, field), getattr(source.encoder, field)
             if mine != theirs:
                 log.warning("%s has %s %s; training continues with %s", name, field, theirs, mine)
-    if wanted.encoder.causal != given.encoder.causal:  # a left-to-right model is a good start for a masked one
-        log.warning("%s %s; from here on it %s", name, *(READING[c.encoder.causal] for c in (given, wanted)))
-        kept["causal"] = wanted.encoder.causal
-    return replace(wanted, encoder=replace(given.encoder, conv=conv, **kept))
+    if config.encoder.causal != source.encoder.causal:  # a left-to-right model is a good start for a masked one
+        log.warning("%s %s; from here on it %s", name, *(READING[c.encoder.causal] for c in (source, config)))
+        kept["causal"] = config.encoder.causal
+    return replace(config, encoder=replace(source.encoder, conv=conv, **kept))
 
 
 READING = {True: "reads from left to right", False: "reads in both directions"}

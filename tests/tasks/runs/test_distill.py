@@ -141,13 +141,13 @@ def test_options_and_numbers_are_compared_as_such():
     wanted = objective.form.scores(objective.teacher, objective.states(batch), batch, None).shape
     term = terms_of(objective, batch)["teacher"]
     mine = objective.form.scores(objective.model, objective.states(batch), batch, None)
-    theirs = 3.0 + 5.0 * objective.wanted(batch)  # in the units of the file
+    theirs = 3.0 + 5.0 * objective.taught(batch)  # in the units of the file
     with torch.no_grad():
         states = objective._teacher[0].states(batch)
         assert torch.allclose(theirs, objective.form.scores(objective.teacher, states, batch, None), atol=1e-5)
     assert wanted == mine.shape and term.hits is None
     assert float(term.sum.detach()) == pytest.approx(
-        float((mine.detach() - objective.wanted(batch)).square().sum()), rel=1e-5
+        float((mine.detach() - objective.taught(batch)).square().sum()), rel=1e-5
     )
 
 
@@ -164,7 +164,7 @@ def test_labels_are_matched_by_name():
             own.copy_(other[[2, 0, 1]])
     (one, batch), (two, _) = taught("single", teacher), taught("single", turned)
     assert one.columns is None and two.columns == [1, 2, 0]
-    assert torch.equal(one.wanted(batch), two.wanted(batch))
+    assert torch.equal(one.taught(batch), two.taught(batch))
     assert terms_of(one, batch)["teacher"].sum == terms_of(two, batch)["teacher"].sum
 
 
@@ -173,7 +173,7 @@ def test_the_teacher_is_in_evaluation_mode_and_neither_trained_nor_saved():
     objective, batch = taught("single", teacher)
     objective.train()
     assert not teacher.training and not any(p.requires_grad for p in teacher.parameters())
-    assert torch.equal(objective.wanted(batch), objective.wanted(batch))
+    assert torch.equal(objective.taught(batch), objective.taught(batch))
     assert len(list(objective.parameters())) == len(list(objective.model.parameters()))
     assert set(objective.models()) == {"model"}
     assert not any("teacher" in name for name in objective.state_dict())
@@ -208,7 +208,7 @@ def test_a_hugging_face_folder_of_another_family_teaches(tmp_path, name):
     check_teacher(found, student, task, "hf")
     direct, batch = taught(name, teacher)
     objective = TaughtObjective(student, direct.form, found, settings)
-    wanted, scores = objective.wanted(batch), direct.wanted(batch)
+    wanted, scores = objective.taught(batch), direct.taught(batch)
     assert torch.allclose(wanted.clamp(min=-1e30), scores.clamp(min=-1e30), rtol=1e-4, atol=1e-4)
     assert float(terms_of(objective, batch)["teacher"].sum.detach()) > 0
 
@@ -335,7 +335,7 @@ def test_students_that_cannot_be_compared_are_refused():
     plain, _, _ = objective_of("single", train=4)
     with pytest.raises(ConfigError, match="max_length 48 exceeds the teacher's 32 positions"):
         TaughtObjective(plain.model, plain.form, short(), Teaching())
-    with pytest.raises(ConfigError, match="temperature 0 is not positive"):
+    with pytest.raises(ConfigError, match="temperature is 0; give more than 0"):
         Teaching(temperature=0)
     with pytest.raises(ConfigError, match="weight is 1.5"):
         Teaching(weight=1.5)

@@ -256,18 +256,18 @@ class Form:
     # Settings
 
     @classmethod
-    def settings_of(cls, given: FormSettings) -> FormSettings:
-        """``given`` as settings of this form; plain :class:`FormSettings` are completed.
+    def settings_of(cls, settings: FormSettings) -> FormSettings:
+        """``settings`` as settings of this form; plain :class:`FormSettings` are completed.
 
         Raises:
             ConfigError: settings of another form.
         """
-        if isinstance(given, cls.settings_type):
-            return given
-        if type(given) is FormSettings:
-            return cls.settings_type(max_length=given.max_length)
+        if isinstance(settings, cls.settings_type):
+            return settings
+        if type(settings) is FormSettings:
+            return cls.settings_type(max_length=settings.max_length)
         raise ConfigError(
-            f"form.kind is {given.kind}, and the task is {cls.name}; leave it out, or set it to {cls.name}"
+            f"form.kind is {settings.kind}, and the task is {cls.name}; leave it out, or set it to {cls.name}"
         )
 
     @classmethod
@@ -356,9 +356,9 @@ class Form:
         p, q = first.log_softmax(-1), second.log_softmax(-1)
         return -(p.detach().exp() * q + q.detach().exp() * p).sum()
 
-    def imitation(self, scores: Tensor, wanted: Tensor, temperature: float, weight: float) -> Term:
-        """The loss of ``scores`` (n, classes) for imitating a teacher's scores ``wanted``."""
-        return soft_term(scores.clamp(min=FLOOR), wanted.clamp(min=FLOOR), temperature, weight)
+    def imitation(self, scores: Tensor, teacher: Tensor, temperature: float, weight: float) -> Term:
+        """The loss of ``scores`` (n, classes) for imitating the scores ``teacher`` of a teacher."""
+        return soft_term(scores.clamp(min=FLOOR), teacher.clamp(min=FLOOR), temperature, weight)
 
     def in_units(self, scores: Tensor) -> Tensor:
         """Scores of a saved model in the units of the training targets."""
@@ -428,7 +428,7 @@ class Form:
         self,
         items: Sequence[Sequence[Item]],
         outputs: Sequence[Sequence[Any]],
-        own: Sequence[Predictions],
+        predictions: Sequence[Predictions],
         examples: Sequence[Example],
     ) -> Predictions:
         """The ensemble's predictions from the items, outputs and predictions of each member.

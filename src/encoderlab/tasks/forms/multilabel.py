@@ -208,11 +208,11 @@ class MultiLabelForm(TextForm):
     def divergence(self, first: Tensor, second: Tensor) -> Tensor:
         return _crossed(second, first.detach()) + _crossed(first, second.detach())
 
-    def imitation(self, scores: Tensor, wanted: Tensor, temperature: float, weight: float) -> Term:
-        """``T^2 KL(sigmoid(wanted / T) || sigmoid(scores / T))``."""
-        ours, theirs = scores / temperature, wanted / temperature
+    def imitation(self, scores: Tensor, teacher: Tensor, temperature: float, weight: float) -> Term:
+        """``T^2 KL(sigmoid(teacher / T) || sigmoid(scores / T))``."""
+        ours, theirs = scores / temperature, teacher / temperature
         loss = (_crossed(ours, theirs) - _crossed(theirs, theirs)) * temperature**2
-        return Term(loss, scores.numel(), weight, ((scores > 0) == (wanted > 0)).sum())
+        return Term(loss, scores.numel(), weight, ((scores > 0) == (teacher > 0)).sum())
 
     # Predictions
 
@@ -246,14 +246,14 @@ class MultiLabelForm(TextForm):
         return [np.log(mean) - np.log1p(-mean) for mean in (np.clip(mean, 1e-300, 1 - 1e-16) for mean in means)]
 
 
-def best_threshold(probabilities: np.ndarray, wanted: np.ndarray) -> float:
-    """The threshold for probabilities (n, labels) with the best micro F1 of the labels in ``wanted`` (n, labels) bool.
+def best_threshold(probabilities: np.ndarray, labels: np.ndarray) -> float:
+    """The threshold for probabilities (n, labels) with the best micro F1 of ``labels`` (n, labels) bool.
 
-    It lies half way between two probabilities; among equally good ones it is the nearest to 0.5. Without wanted labels
+    It lies half way between two probabilities; among equally good ones it is the nearest to 0.5. Without labels
     it is 0.5.
     """
     order = np.argsort(-probabilities, axis=None, kind="stable")
-    ranked, right = probabilities.ravel()[order], wanted.ravel()[order]
+    ranked, right = probabilities.ravel()[order], labels.ravel()[order]
     f1 = 2 * np.cumsum(right) / (np.arange(1, len(order) + 1) + max(right.sum(), 1))
     places = (ranked + np.append(ranked[1:], 0.0)) / 2  # just below each probability
     distinct = ranked > np.append(ranked[1:], -1.0)  # equal ones are given together
@@ -263,9 +263,9 @@ def best_threshold(probabilities: np.ndarray, wanted: np.ndarray) -> float:
     return float(min(places[best], key=lambda place: abs(place - 0.5)))
 
 
-def _crossed(scores: Tensor, wanted: Tensor) -> Tensor:
-    """The cross-entropy between the labels' probabilities and those for the scores ``wanted``, summed."""
-    return F.binary_cross_entropy_with_logits(scores, wanted.sigmoid(), reduction="sum")
+def _crossed(scores: Tensor, targets: Tensor) -> Tensor:
+    """The cross-entropy between the labels' probabilities and those for the scores ``targets``, summed."""
+    return F.binary_cross_entropy_with_logits(scores, targets.sigmoid(), reduction="sum")
 
 
 def _separator(cells: set[str]) -> str | None:

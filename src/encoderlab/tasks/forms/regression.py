@@ -167,8 +167,8 @@ class RegressionForm(TextForm):
     def divergence(self, first: Tensor, second: Tensor) -> Tensor:
         return ((first - second) ** 2).sum()
 
-    def imitation(self, scores: Tensor, wanted: Tensor, temperature: float, weight: float) -> Term:
-        return Term((scores - wanted).square().sum(), len(scores), weight)
+    def imitation(self, scores: Tensor, teacher: Tensor, temperature: float, weight: float) -> Term:
+        return Term((scores - teacher).square().sum(), len(scores), weight)
 
     def in_units(self, scores: Tensor) -> Tensor:
         return (scores - self.offset) / self.factor

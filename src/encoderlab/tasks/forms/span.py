@@ -515,10 +515,10 @@ class SpanForm(Form):
         self,
         items: Sequence[Sequence[Item]],
         outputs: Sequence[Sequence[Any]],
-        own: Sequence[Predictions],
+        predictions: Sequence[Predictions],
         examples: Sequence[Example],
     ) -> Predictions:
-        return average_answers(own, float(np.mean([one.threshold for one in own])))
+        return average_answers(predictions, float(np.mean([member.threshold for member in predictions])))
 
 
 def average_answers(members: Sequence[Predictions], threshold: float = 0.0) -> Predictions:

@@ -309,14 +309,14 @@ class TaggingForm(Form):
         self,
         items: Sequence[Sequence[Item]],
         outputs: Sequence[Sequence[Any]],
-        own: Sequence[Predictions],
+        predictions: Sequence[Predictions],
         examples: Sequence[Example],
     ) -> Predictions:
         if len({tuple(len(item.sequences[0].marks["word"]) for item in encoded) for encoded in items}) > 1:
             raise ConfigError(
                 "the models of the ensemble cut sentences differently; give models with one tokenizer and max_length"
             )
-        return super().together(items, outputs, own, examples)
+        return super().together(items, outputs, predictions, examples)
 
 
 def first_tokens(words: Sequence[str], encoding: Encoding) -> np.ndarray:

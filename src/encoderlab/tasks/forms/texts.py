@@ -175,12 +175,12 @@ class TextForm(Form):
         self,
         items: Sequence[Sequence[Item]],
         outputs: Sequence[Sequence[Any]],
-        own: Sequence[Predictions],
+        predictions: Sequence[Predictions],
         examples: Sequence[Example],
     ) -> Predictions:
         form = copy.copy(self)
-        if any(one.threshold for one in own):  # 1/2 is what a member without one decides by
-            form.threshold = float(np.mean([one.threshold or 0.5 for one in own]))
+        if any(member.threshold for member in predictions):  # a member without one decides by 1/2
+            form.threshold = float(np.mean([member.threshold or 0.5 for member in predictions]))
         return form.decode(items[0], self.average(outputs), examples)
 
 

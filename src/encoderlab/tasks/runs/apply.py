@@ -89,27 +89,29 @@ def allow_no_answer(
 # Labels of a benchmark
 
 
-def fitted(task: Task, own: Task, say: Say) -> tuple[Task, dict[str, str]]:
-    """A benchmark for a model of the task ``own``, and the benchmark's label for each of the model's.
+def fitted(task: Task, trained: Task, say: Say) -> tuple[Task, dict[str, str]]:
+    """A benchmark for a model of the task ``trained``, and the benchmark's label for each of the model's.
 
     Labels match if they are equal except for case, or, if one side has only numbers (``LABEL_0``), by index.
 
     Raises:
         ConfigError: the model's head is of another form, or has other labels.
     """
-    if own.form != task.form:
-        raise ConfigError(f"the model's head is for {own.form}, {task.name} is {task.form}; give a model tuned for it")
-    if task.labels is None or own.labels is None:
-        return replace(task, labels=own.labels), {}
-    words = ", ".join(own.labels[:9]), ", ".join(task.labels[:9])
+    if trained.form != task.form:
+        raise ConfigError(
+            f"the model's head is for {trained.form}, {task.name} is {task.form}; give a model tuned for it"
+        )
+    if task.labels is None or trained.labels is None:
+        return replace(task, labels=trained.labels), {}
+    words = ", ".join(trained.labels[:9]), ", ".join(task.labels[:9])
     theirs = {label.lower(): label for label in task.labels}
-    ours = {label.lower() for label in own.labels}
-    if len(task.labels) == len(own.labels) == len(ours):
+    ours = {label.lower() for label in trained.labels}
+    if len(task.labels) == len(trained.labels) == len(ours):
         if ours == set(theirs):
-            return task, {label: theirs[label.lower()] for label in own.labels}
-        if not ours & set(theirs) and (_are_indices(own.labels) or _are_indices(task.labels)):
+            return task, {label: theirs[label.lower()] for label in trained.labels}
+        if not ours & set(theirs) and (_are_indices(trained.labels) or _are_indices(task.labels)):
             say(f"the model's labels {words[0]} are taken for {words[1]} of {task.name}, in this order")
-            return task, dict(zip(own.labels, task.labels, strict=True))
+            return task, dict(zip(trained.labels, task.labels, strict=True))
     raise ConfigError(f"the model's labels are {words[0]}, those of {task.name} {words[1]}; give a model tuned for it")
 
 
@@ -129,27 +131,27 @@ def renamed(predictions: Predictions, names: Mapping[str, str]) -> Predictions:
 # Files
 
 
-def task_of_file(path: Path, own: Task, given: Given, say: Say) -> Task:
-    """The model's task ``own`` with the layout of a labelled file.
+def task_of_file(path: Path, trained: Task, given: Given, say: Say) -> Task:
+    """The model's task ``trained`` with the layout of a labelled file.
 
     That is the layout of the training data if the file fits it, else the inferred one. Given columns override both.
     """
     names = columns(path, Remarks(path))
-    fitting = [layout for layout in own.layouts if _fits(layout, path, names)]
+    fitting = [layout for layout in trained.layouts if _fits(layout, path, names)]
     layout = layout_of(path, fitting) if fitting else None
     if layout is not None and (given.text, given.pair, given.label) == (None, None, None):
-        say(f"{path.name}: {own.form}, read like the model's training data ({own.name})")
+        say(f"{path.name}: {trained.form}, read like the model's training data ({trained.name})")
         # a file may have ids although the training data has none
         if isinstance(layout, (Columns, Options)) and layout.id not in names:
             layout = replace(layout, id=find_column(IDS, names, but=layout.needs))
-        return replace(own, layouts=(layout,))
+        return replace(trained, layouts=(layout,))
     if isinstance(layout, Columns):
         texts = (layout.text, layout.pair) if given.text is None else (given.text, given.pair)
         usual = layout.label if layout.has_labels(names) else None
         given = replace(given, text=texts[0], pair=given.pair or texts[1], label=given.label or usual)
     task, said = task_of(path, given)
     say(said)
-    return replace(own, name=task.name, layouts=task.layouts)
+    return replace(trained, name=task.name, layouts=task.layouts)
 
 
 def unlabelled_task_of_file(

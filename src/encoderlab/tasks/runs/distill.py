@@ -96,18 +96,18 @@ class TaughtObjective(TaskObjective):
         terms = self.form.terms(self.model, states, batch, noise)
         scores = self.form.scores(self.model, states, batch, noise)
         terms = {name: replace(term, weight=term.weight * (1 - share)) for name, term in terms.items()}
-        return terms | {"teacher": self._term(scores, self.wanted(batch))}, None
+        return terms | {"teacher": self._term(scores, self.taught(batch))}, None
 
     @torch.no_grad()
-    def wanted(self, batch: TaskBatch) -> Tensor:
+    def taught(self, batch: TaskBatch) -> Tensor:
         """The teacher's scores, as the student's :meth:`Form.scores`: in the student's order of labels and units."""
         scores = self.form.scores(self.teacher, self._teacher[0].states(batch), batch, None)
         if self.columns is not None:
             return scores[:, self.columns]
         return self.form.in_units(scores)
 
-    def _term(self, scores: Tensor, wanted: Tensor) -> Term:
-        return self.form.imitation(scores.float(), wanted.float(), self.settings.temperature, self.settings.weight)
+    def _term(self, scores: Tensor, teacher: Tensor) -> Term:
+        return self.form.imitation(scores.float(), teacher.float(), self.settings.temperature, self.settings.weight)
 
 
 def read_teacher(settings: Teaching) -> tuple[Model, Teaching]:
