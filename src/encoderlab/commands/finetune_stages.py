@@ -34,7 +34,7 @@ from encoderlab.tasks.runs.distill import Teaching, check_teacher
 from encoderlab.tasks.runs.elsewhere import perform_all
 from encoderlab.tasks.runs.finetune import FinetuneRecipe
 from encoderlab.tasks.runs.folder import read_task
-from encoderlab.tasks.runs.protocol import Protocol, at_point, others_with, parse_grid
+from encoderlab.tasks.runs.protocol import Protocol, at_point, is_computed, others_with, parse_grid
 from encoderlab.tasks.runs.published import protocol
 from encoderlab.tasks.runs.trials import FRESH, Adjust, Origin, Program, ProtocolResult, best_seed
 from encoderlab.tasks.runs.tune import Search, parse_space, tune
@@ -45,8 +45,14 @@ Baselines = Mapping[str, Mapping[str, Mapping[str, float]]]  # scores by split a
 
 
 def fields_of(epochs: float | None, files: Sequence[Path], assignments: Sequence[str]) -> Fields:
-    """The fields of the recipe that the user sets, and their sources; later ones take precedence."""
-    given = list(settings.sources(files, assignments))
+    """The fields of the recipe that the user sets, and their sources; later ones take precedence.
+
+    Variables of the environment are for every verb, so those of pretraining are passed over.
+    """
+    given = [
+        (where, {path: value for path, value in fields.items() if where != "environment" or not is_computed(path)})
+        for where, fields in settings.sources(files, assignments)
+    ]
     return given if epochs is None else [*given, ("--epochs", {"epochs": epochs})]
 
 

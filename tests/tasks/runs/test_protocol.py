@@ -34,6 +34,9 @@ def test_an_option_of_another_form_is_refused():
         at_point(recipe, {"form.stride": 3}, where="--set")
     with pytest.raises(ConfigError, match="'form.lenght'; did you mean 'form.max_length'"):
         at_point(recipe, {"form.lenght": 3}, where="--set")
+    for computed in ("budget.amount", "phases", "evaluation.every"):
+        with pytest.raises(ConfigError, match=f"--set: {computed} follows from epochs, steps, batch and the data"):
+            at_point(recipe, {computed: 30}, where="--set")
 
 
 def test_every_protocol_gives_a_recipe_for_every_task_it_names():

@@ -132,15 +132,22 @@ def at_point(recipe: FinetuneRecipe, point: Mapping[str, Any], *, where: str) ->
     ``where`` is for messages.
 
     Raises:
-        ConfigError: an unknown field, a field of another form, or a value out of range.
+        ConfigError: an unknown or a computed field, a field of another form, or a value out of range.
     """
     for path in point:
+        if is_computed(path):
+            raise ConfigError(f"{where}: {path} follows from epochs, steps, batch and the data; set these")
         if others := others_with(path, recipe):
             raise ConfigError(
                 f"{where}: {path} is for {' and '.join(others)}, not for {recipe.form.kind}; leave it out"
             )
     free = {"steps": None, "least_updates": 0} if "epochs" in point else {}
     return override(recipe, {**free, **point}, where=where)
+
+
+def is_computed(path: str) -> bool:
+    """Whether the field ``path`` of a recipe follows from others (:class:`FinetuneRecipe`)."""
+    return path.partition(".")[0] in ("budget", "phases", "evaluation")
 
 
 def spelled_out(assignment: str) -> str:
