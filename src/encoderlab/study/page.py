@@ -51,7 +51,7 @@ def _summary(results: Results) -> str:
     study, counts = results.plan.study, {"holds": 0, "does not hold": 0, "cannot be told at this budget": 0}
     for one in results.comparisons:
         counts[one.verdict] += 1
-    budgets = " and ".join(f"{amount:.3g}" for amount in study.amounts)
+    budgets = ", ".join(f"{amount:.3g}" for amount in study.amounts)
     seeds = len(study.seed_numbers)
     words = (
         f"{len(results.plan.arms)} arms at {budgets} {study.unit}, {seeds} seed{'s' * (seeds > 1)} each. Of "

@@ -241,7 +241,7 @@ class StudyPlan:
         ]
         if len(formats) > 1:
             remarks.append(f"They are packed into rows as each recipe has it: {', '.join(sorted(formats))}.")
-        budgets = " and ".join(f"{amount:.3g}" for amount in study.amounts)
+        budgets = " or ".join(f"{amount:.3g}" for amount in study.amounts)
         remarks.append(
             f"Every run has the same budget: {budgets} {study.unit}, and one of {len(study.seed_numbers)} seeds."
         )
