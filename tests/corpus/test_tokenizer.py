@@ -480,6 +480,18 @@ def test_odd_fields_give_one_line(
     assert "\n" not in str(caught.value)
 
 
+def test_two_tokens_with_one_id_are_refused(trained: dict[str, Tokenizer], tmp_path: Path) -> None:
+    """Only one of them would have a name, and the other's words would be read as its."""
+    for name in ("wordpiece", "bpe"):
+        trained[name].save(tmp_path / name)
+        data = json.loads((tmp_path / name / "tokenizer.json").read_text())
+        *_, one, other = data["model"]["vocab"]
+        data["model"]["vocab"][other] = data["model"]["vocab"][one]
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps(data))
+        with pytest.raises(DataError, match="have one id, "):
+            Tokenizer.load(tmp_path / name)
+
+
 def test_special_tokens_take_the_space_before_them_as_the_file_says(
     trained: dict[str, Tokenizer], tmp_path: Path
 ) -> None:

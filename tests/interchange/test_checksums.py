@@ -124,3 +124,24 @@ def test_a_file_that_comes_later_is_recorded(tmp_path: Path, whole: Path) -> Non
 @pytest.mark.skipif(shutil.which("sha256sum") is None, reason="sha256sum is not installed")
 def test_the_record_is_that_of_sha256sum(whole: Path) -> None:
     subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=whole, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"family": ""}, r"config.json: family ''; expected one of"),
+        ({"family": "brt"}, r"config.json: family 'brt'; expected one of"),
+        ({"eps": -1}, r"config.json: .*eps"),
+    ],
+)
+def test_a_configuration_that_cannot_be_names_its_file(fields: dict, message: str, whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(whole, folder)
+    (folder / checksums.NAME).unlink()
+    config = json.loads((folder / "config.json").read_text())
+    if "encoder" not in config:
+        pytest.skip("the configuration of another library")
+    (config["encoder"] if "eps" in fields else config).update(fields)
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(DataError, match=message):
+        load(folder)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,20 @@ def test_a_damaged_manifest_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "step-000001" / checkpoint.MANIFEST).write_text(text)
     with pytest.raises(DataError, match=r"manifest\.json: missing or damaged"):
         checkpoint.verify(tmp_path / "step-000001")
+
+
+def test_names_that_are_no_utf8(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"b\xfcch")
+    writer = Writer(folder, keep=1)
+    writer.save("step-000001", replace(snapshot(), recipe={"init_from": str(folder)}))
+    writer.wait()
+    found, damaged = checkpoint.newest(folder)
+    assert found is not None and not damaged
+    stored = StoredTensors(found)
+    assert (
+        torch.equal(stored["w"], snapshot().weights["w"])
+        and str(folder) == checkpoint.read_json(found / checkpoint.RECIPE)["init_from"]
+    )
 
 
 def test_tensors_that_were_not_saved_there_are_not_read(tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ def test_refused(wrong: dict[str, Any], message: str) -> None:
 
 def test_refused_parts() -> None:
     for make in (
+        lambda: Phase(rows=10**10),
         lambda: Budget(amount=0),
         lambda: Budget(amount=0, unit="hours"),
         lambda: Budget(amount=math.inf),

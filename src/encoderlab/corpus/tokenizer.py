@@ -91,7 +91,7 @@ class Tokenizer:
         options: further entries of ``tokenizer_config.json`` (``do_lower_case`` and so on), kept for ``transformers``.
 
     Raises:
-        DataError: the vocabulary lacks a special token.
+        DataError: the vocabulary lacks a special token, or has two tokens with one id.
     """
 
     def __init__(
@@ -123,6 +123,10 @@ class Tokenizer:
                 f"the vocabulary has {len(vocabulary):,} tokens and ids up to {self.vocab_size - 1:,}; restore the file"
             )
         self._tokens = [""] * self.vocab_size
+        for token, index in backend.get_vocab(with_added_tokens=False).items():
+            if self._tokens[index]:
+                raise DataError(f"{token!r} and {self._tokens[index]!r} have one id, {index}; restore the file")
+            self._tokens[index] = token
         for token, index in vocabulary.items():
             self._tokens[index] = token
 

@@ -165,7 +165,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         raise DataError(f"{path}: does not exist; a model folder has config.json and {SAFE}")
     try:
         refuse_text(path)
-        if not _is_utf8(path):
+        if not is_utf8(path):
             return safetensors.torch.load(path.read_bytes())
         return safetensors.torch.load_file(path)
     except OSError as error:
@@ -181,7 +181,7 @@ def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
         OSError, SafetensorError: it cannot be written.
     """
     about = {"format": "pt"}
-    if not _is_utf8(path):
+    if not is_utf8(path):
         path.write_bytes(safetensors.torch.save(dict(tensors), about))
         return
     path.touch()
@@ -205,7 +205,7 @@ def write_one_by_one(
             file.write(read(name).reshape(-1).view(torch.uint8).numpy().data)
 
 
-def _is_utf8(path: Path) -> bool:
+def is_utf8(path: Path) -> bool:
     """Whether the library of safetensors can open the path."""
     try:
         str(path).encode()

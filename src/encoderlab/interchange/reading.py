@@ -15,6 +15,7 @@ from encoderlab.interchange import checksums
 from encoderlab.interchange.files import SAFE, check_precision, read_json, read_weights
 from encoderlab.interchange.folder import FORMAT
 from encoderlab.model import Model
+from encoderlab.models import FAMILIES
 from encoderlab.models.base import ModelConfig
 
 
@@ -119,9 +120,12 @@ def _read_config(folder: Path) -> ModelConfig:
             f"{path}: format version {version!r}, this release reads {FORMAT['version']}; use the release that wrote it"
         )
     try:
-        return from_dict(ModelConfig, data, where=str(path))
+        config = from_dict(ModelConfig, data, where=str(path))
     except ConfigError as error:
-        raise DataError(str(error)) from None
+        raise DataError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
+    if config.family not in FAMILIES:
+        raise DataError(f"{path}: family {config.family!r}; expected one of {', '.join(FAMILIES)}; restore the file")
+    return config
 
 
 def some(names: list[str]) -> str:

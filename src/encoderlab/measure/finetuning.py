@@ -127,7 +127,8 @@ def _seed_run(seed: str, entry: Mapping[str, Any], folder: Path) -> SeedRun:
     for name in (METRICS, PROVENANCE, *(analysis_file(split) for split in record.get("scores", {}))):
         wanted = record.get("files", {}).get(name)
         if wanted is not None and (not (folder / name).exists() or sha256(folder / name) != wanted):
-            raise DataError(f"{folder / name}: is missing, or not what was written; {REMEDY}")
+            remedy = f"restore it, or delete {folder} to train it again" if name in (METRICS, PROVENANCE) else REMEDY
+            raise DataError(f"{folder / name}: is missing, or not what was written; {remedy}")
     lines = [flatten(line) for line in read_lines(folder / METRICS)] if (folder / METRICS).exists() else []
     for line in lines:
         line["time"] = line.get("seconds")

@@ -328,7 +328,8 @@ def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def _write_json(path: Path, data: Any) -> dict[str, Any]:
-    return _write_file(path, json.dumps(data, indent=1, ensure_ascii=False).encode() + b"\n")
+    text = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
+    return _write_file(path, text.encode(errors="backslashreplace"))  # as files.write_text: names may be no UTF-8
 
 
 def _write_file(path: Path, *chunks: bytes | memoryview) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from encoderlab.train.schedule import Polynomial, Schedule
 
 Precision = Literal["fp32", "bf16", "fp16"]
 SEEDS = 2**63 - 1
+MOST_ROWS = 1 << 24  # of a batch; the largest published ones have 1 << 17
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +51,7 @@ class Phase(Bounded):
     """
 
     length: Count = 128
-    rows: Count = 256
+    rows: Annotated[int, Field(ge=1, le=MOST_ROWS)] = 256
     share: PositiveShare = 1.0
 
 

@@ -7,6 +7,7 @@ The default layout of that library is not used, because it keeps places in a pic
 
 from __future__ import annotations
 
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -22,6 +23,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from encoderlab.errors import DataError
+from encoderlab.interchange.files import is_utf8
 
 CARRIED = "/"  # a name with it, such as ``exp_avg/table.weight``, is not of a weight
 
@@ -35,7 +37,12 @@ class StoredTensors(Mapping[str, Tensor]):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._reader = _Reader(str(folder))
+        place = folder
+        if not is_utf8(folder):  # a name that is no UTF-8
+            self._aside = tempfile.TemporaryDirectory(prefix="encoderlab-")
+            place = Path(self._aside.name) / "checkpoint"
+            place.symlink_to(folder.resolve())
+        self._reader = _Reader(str(place))
         try:
             about = self._reader.headers.state_dict_metadata
         except (SafetensorError, OSError, ValueError, KeyError) as error:
