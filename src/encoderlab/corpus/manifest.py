@@ -145,7 +145,7 @@ def read_manifest(folder: Path) -> Manifest:
     except FileNotFoundError:
         raise DataError(f"{folder}: no corpus here (no {MANIFEST}); make one with: encoderlab corpus build") from None
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+        raise DataError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not valid JSON ({error}); build the corpus again") from None
     if not isinstance(record, dict) or record.get("format") != "encoderlab-corpus":
@@ -190,8 +190,10 @@ def _verify_file(folder: Path, record: FileRecord) -> None:
         supply(folder, record.file, record.size, record.sha256)
     try:
         actual = file_hash(path)
+    except FileNotFoundError:
+        raise DataError(f"{path}: is missing; restore it, or build the corpus again") from None
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}); build the corpus again") from None
+        raise DataError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
     if actual != record.sha256:
         raise DataError(
             f"{path}: sha256 {actual[:12]}..., expected {record.sha256[:12]}...: changed or damaged; "
