@@ -290,7 +290,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "hardly any context": ("xlnet-mini", {"phases": (Phase(length=72, rows=8),)}, "too little context"),
     "repeated streams": ("transformer-xl-mini", {"duplicates": 10}, "null for streams"),
-    "no repetition": ("bert-mini", {"duplicates": 0}, "at least 1"),
     "mask decoder on absolute positions": (
         "bert-mini",
         {"model": replace(models.config("bert-mini"), mask_decoder=512)},

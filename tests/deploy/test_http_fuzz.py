@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 for package in ("starlette", "uvicorn", "httptools", "orjson", "prometheus_client"):
@@ -96,6 +96,7 @@ def asked(request: pytest.FixtureRequest) -> Iterator[Asked]:
 
 
 @given(sent=requests())
+@example(sent=("/predict", {"inputs": []}))
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_request(asked: Asked, sent: tuple[str, Any]) -> None:
     path, body = sent

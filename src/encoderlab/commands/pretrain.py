@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -113,9 +114,8 @@ def pretrain(
     from encoderlab.measure.pairs.validation import validation_scores
     from encoderlab.train.distributed import join
     from encoderlab.train.pretraining import pretrain as run
-    from encoderlab.train.recipe import Budget
 
-    session = None if session_hours is None else Budget(amount=session_hours, unit="hours")
+    session = None if session_hours is None else _budget_of("--session-hours", session_hours, "hours")
     outcome = run(recipe, corpus, out, session=session, branch_from=branch_from, peak=peak, score=validation_scores)
     if join(recipe.execution.device).main:
         page = runs.report([out], counts=Corpus(corpus).counts())
@@ -145,14 +145,20 @@ def _check_family(published: Recipe, recipe: Recipe) -> None:
 
 def _budget(given: Mapping[str, float | None]) -> Budget | None:
     """The one budget that is given, or None."""
-    from encoderlab.train.recipe import Budget
-
     chosen = {unit: amount for unit, amount in given.items() if amount is not None}
     if len(chosen) > 1:
         raise ConfigError(f"--{' and --'.join(chosen)} exclude each other; give one budget")
     for unit, amount in chosen.items():
-        return Budget(amount=amount, unit=unit)  # type: ignore[arg-type]
+        return _budget_of(f"--{unit}", amount, unit)
     return None
+
+
+def _budget_of(option: str, amount: float, unit: Any) -> Budget:
+    from encoderlab.train.recipe import Budget
+
+    if not 0 < amount < math.inf:
+        raise ConfigError(f"{option} {amount:g} is not positive and finite; give a number above 0")
+    return Budget(amount=amount, unit=unit)
 
 
 def _show(recipe: Recipe, corpus: Path | None) -> dict[str, Any]:

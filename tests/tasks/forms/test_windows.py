@@ -141,7 +141,7 @@ def test_what_stands_at_the_end_of_long_texts_is_learned(tmp_path) -> None:
 
 
 def test_windows_that_cannot_be_are_refused() -> None:
-    with pytest.raises(ConfigError, match="windows 0"):
+    with pytest.raises(ConfigError, match="windows is 0"):
         ClassificationSettings(windows=0)
     with pytest.raises(ConfigError, match="windows is 5000"):
         ClassificationSettings(windows=5000)

@@ -98,7 +98,7 @@ def test_without_one_the_more_probable_label_is_predicted() -> None:
 
 def test_what_cannot_be_chosen_is_refused(tmp_path) -> None:
     for wrong in ({"precision": 0.0}, {"recall": 1.5}, {"precision": 0.9, "recall": 0.9}):
-        with pytest.raises(ConfigError, match="form.precision|form.recall"):
+        with pytest.raises(ConfigError, match="precision is 0.0|recall is 1.5|form.precision and form.recall"):
             ClassificationSettings(**wrong)
     recipe = replace(RECIPE, form=ClassificationSettings(precision=0.9))
     with pytest.raises(ConfigError, match="are for two labels, single has 3"):

@@ -350,7 +350,8 @@ class Server:
 
     async def predict(self, wanted: shapes.Predict, timing: Timing, request: Request) -> Any:
         given: Any = wanted.inputs
-        one = isinstance(given, str) or isinstance(given[0], str)  # a flat list of two texts is one pair
+        # A flat list of two texts is one pair.
+        one = isinstance(given, str) or (len(given) > 0 and isinstance(given[0], str))
         pairs = [[given] if isinstance(given, str) else given] if one else given
         classes = await self._classes(pairs, wanted, timing, request, "none" if wanted.raw_scores else None)
         return classes[0] if one else classes
