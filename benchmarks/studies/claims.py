@@ -67,7 +67,9 @@ def page() -> str:
         parts.append("| claim | source | budget, seeds | effect | verdict |\n|---|---|---|---|---|")
         cost = 2 * len(study.seed_numbers) * max(study.amounts)
         for claim in study.claims:
-            of_claim = [one for one in found if (one["better"], one["than"]) == (claim.better, claim.than)]
+            # One seed has no interval.
+            several = [one for one in found if one["seeds"] > 1]
+            of_claim = [one for one in several if (one["better"], one["than"]) == (claim.better, claim.than)]
             largest = max((one["amount"] for one in of_claim), default=0)
             rows = [judged(one) for one in of_claim if one["amount"] == largest]
             parts += [f"| {claim.text} | {claim.source} {row}" for row in rows or [f"| | | not run; {cost:.1e} |"]]

@@ -28,8 +28,6 @@ for name in "${names[@]}"; do
     cp -rn "$found/." "$out"
     "$PYTHON" -m encoderlab study "benchmarks/studies/$name.yaml" --out "$out" \
         --workers "${WORKERS:-1}" --hours "${HOURS:-2}" || code=$?
-    for part in specs results results.json; do
-        [ ! -e "$out/$part" ] || cp -r "$out/$part" "$found"
-    done
+    "$PYTHON" -m benchmarks.studies.keep "$name"
     [ $code -eq 0 ] || [ $code -eq 75 ] || echo "$name: exit code $code" >&2
 done
