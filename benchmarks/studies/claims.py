@@ -63,12 +63,11 @@ def page() -> str:
         study, _ = read(HERE / f"{name}.yaml")
         record = HERE / "found" / name / "results.json"
         found = json.loads(record.read_text(encoding="utf-8"))["comparisons"] if record.is_file() else []
+        several = [one for one in found if one["seeds"] > 1]  # one seed has no interval
         parts.append(f"## {study.name}\n\n`DATA=data bash benchmarks/studies/run.sh {name}`\n")
         parts.append("| claim | source | budget, seeds | effect | verdict |\n|---|---|---|---|---|")
         cost = 2 * len(study.seed_numbers) * max(study.amounts)
         for claim in study.claims:
-            # One seed has no interval.
-            several = [one for one in found if one["seeds"] > 1]
             of_claim = [one for one in several if (one["better"], one["than"]) == (claim.better, claim.than)]
             largest = max((one["amount"] for one in of_claim), default=0)
             rows = [judged(one) for one in of_claim if one["amount"] == largest]

@@ -114,7 +114,7 @@ def test_a_model_is_loaded_once_for_all_files(place, tmp_path, capsys, monkeypat
     real = apply.load
     monkeypatch.setattr(apply, "load", lambda folder: loaded.append(folder) or real(folder))
     answer(capsys, "predict", place / "other", place / "texts", "--out", tmp_path / "out")
-    assert len(loaded) == 2  # to learn its hash before any work, and to work
+    assert len(loaded) == 1  # what learns its identity before any work does the work
 
 
 def test_a_word_that_is_a_text_is_none_of_the_files(place, tmp_path, capsys, monkeypatch) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import os
-import platform
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,7 +14,7 @@ from cyclopts import Parameter
 
 from encoderlab.commands.outputs import output
 from encoderlab.commands.terminal import progress, say, table
-from encoderlab.commands.workers import HERE, WorkerOptions, for_each_file
+from encoderlab.commands.workers import HERE, WorkerOptions, for_each_file, keep_model, shared_model
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import replace_file
 from encoderlab.tasks.data.records import RECORDS, lines, suffix
@@ -120,30 +118,27 @@ class EncodeFile:
     pooling: Pooling
 
     def __call__(self, source: Path, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
-        network = _loaded(self.model, self.identity)
+        network = shared_model(self.model, self.identity, _identified)
         parts = _parts(network, _lines(source), self.pooling, source)
         return {"texts": _write_vectors(out, parts, network.config.encoder.width)}
 
 
-@functools.lru_cache(maxsize=1)
-def _loaded(model: Path, expected: str) -> Model:
-    """The model of this process, which must be the one that the first process has."""
+def _identified(model: Path) -> tuple[Model, str]:
+    """A model and the hash of its weights."""
     from encoderlab.model import weights_hash
 
     network = _load(model)
-    if weights_hash(network) != expected:
-        raise ConfigError(f"{model}: is another model on {platform.node()} than here; put one where all nodes see it")
-    return network
+    return network, weights_hash(network)
 
 
 def _encode_files(
     model: Path, files: list[Path], out: Path | None, pooling: Pooling, where: WorkerOptions
 ) -> dict[str, Any]:
     """Write the vectors of every file into a folder."""
-    from encoderlab.model import weights_hash
-
-    network = _load(model)  # a wrong model is refused before any work
-    which, width = weights_hash(network), network.config.encoder.width
+    network, which = _identified(model)  # a wrong model is refused before any work
+    width = network.config.encoder.width
+    if not where.several:
+        keep_model(model, which, network)
     del network
     done = for_each_file(
         EncodeFile(model=model, identity=which, pooling=pooling),

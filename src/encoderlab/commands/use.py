@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
-import platform
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +14,7 @@ from cyclopts import Parameter
 
 from encoderlab.commands.outputs import check_output, output
 from encoderlab.commands.terminal import note, progress, say, table
-from encoderlab.commands.workers import HERE, WorkerOptions, for_each_file
+from encoderlab.commands.workers import HERE, WorkerOptions, for_each_file, keep_model, shared_model
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import held_folder
 from encoderlab.records.dataset import is_dataset, labelled_files
@@ -300,7 +298,7 @@ class PredictFile:
         from encoderlab.tasks.runs.apply import unlabelled_task_of_file
         from encoderlab.tasks.runs.predict import predict_file
 
-        predictor = _loaded(self.model, self.identity)
+        predictor = shared_model(self.model, self.identity, _identified)
         predictor.form.cut = 0
         task = unlabelled_task_of_file(source, predictor, self.text, self.pair, say, gold="gold" in self.besides)
         remarks, done = Remarks(source), 0
@@ -311,16 +309,13 @@ class PredictFile:
         return {"predictions": done}
 
 
-@functools.lru_cache(maxsize=1)
-def _loaded(model: Path, expected: str) -> Predictor:
-    """The model of this process, which must be the one that the first process has."""
+def _identified(model: Path, say: Callable[[str], None] = lambda line: None) -> tuple[Predictor, str]:
+    """A predictor and its identity."""
     from encoderlab.tasks.runs.apply import predictor_of
     from encoderlab.tasks.runs.predict import identity
 
-    predictor = predictor_of(model)
-    if identity(predictor) != expected:
-        raise ConfigError(f"{model}: is another model on {platform.node()} than here; put one where all nodes see it")
-    return predictor
+    predictor = predictor_of(model, say)
+    return predictor, identity(predictor)
 
 
 def _predict_files(
@@ -333,10 +328,10 @@ def _predict_files(
     where: WorkerOptions,
 ) -> dict[str, Any]:
     """Write the predictions of every file into a folder."""
-    from encoderlab.tasks.runs.apply import predictor_of
-    from encoderlab.tasks.runs.predict import identity
-
-    which = identity(predictor_of(model, note))  # a wrong model is refused before any work
+    predictor, which = _identified(model, note)  # a wrong model is refused before any work
+    if not where.several:
+        keep_model(model, which, predictor)
+    del predictor
     given = {"text": text, "pair": pair, "with": list(besides)}
     done = for_each_file(
         PredictFile(model=model, identity=which, text=text, pair=pair, besides=tuple(besides)),

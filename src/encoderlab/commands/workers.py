@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from cyclopts import Parameter
 
@@ -18,6 +19,7 @@ from encoderlab.execution.outputs import Make, Outputs, make_outputs
 from encoderlab.execution.workers import Tasks, Workers, cores
 from encoderlab.files import held_folder
 
+T = TypeVar("T")
 NAMED = 3  # files that an error lists
 
 
@@ -94,6 +96,35 @@ def elsewhere(where: WorkerOptions, out: Path, reads: Sequence[Path]) -> Iterato
     finally:
         with contextlib.suppress(OSError):  # not empty
             out.rmdir()
+
+
+_loaded: dict[tuple[Path, str], Any] = {}  # the model of this process, by its path and identity; at most one
+
+
+def keep_model(model: Path, identity: str, loaded: Any) -> None:
+    """Let :func:`shared_model` give ``loaded`` to the tasks of this process."""
+    _loaded.clear()
+    _loaded[model, identity] = loaded
+
+
+def shared_model(model: Path, identity: str, load: Callable[[Path], tuple[T, str]]) -> T:
+    """The model of this process, loaded once for all its tasks; it must be the one that the first process has.
+
+    Args:
+        identity: of the model as the first process sees it.
+        load: reads a model, and tells its identity.
+
+    Raises:
+        ConfigError: this process sees another model.
+    """
+    if (model, identity) not in _loaded:
+        found, own = load(model)
+        if own != identity:
+            raise ConfigError(
+                f"{model}: is another model on {platform.node()} than here; put one where all nodes see it"
+            )
+        keep_model(model, identity, found)
+    return _loaded[model, identity]  # type: ignore[no-any-return]
 
 
 def listed(places: Sequence[Path], suffix: str) -> dict[str, Path]:
