@@ -30,48 +30,49 @@ EXPORT encoderlab_product(const bf16* a, int64_t a_row, int64_t a_column, const 
   product({a, a_row, a_column}, {b, b_row, b_column}, c, c_row, bias, rows, columns, depth, add, threads);
 }
 
-EXPORT encoderlab_dropout(int64_t half, const void* x, void* out, const int64_t* keys, int64_t batch, int64_t positions,
-                          int64_t width, int64_t site, int64_t threshold, float scale, int64_t threads) {
+EXPORT encoderlab_dropout(int64_t half, const void* x, void* out, const int64_t* seeds, int64_t batch,
+                          int64_t positions, int64_t width, int64_t site, int64_t threshold, float scale,
+                          int64_t threads) {
   typed(half, [&](auto kind) {
     using T = decltype(kind);
-    dropout((const T*)x, (T*)out, keys, batch, positions, width, site, threshold, scale, threads);
+    dropout((const T*)x, (T*)out, seeds, batch, positions, width, site, threshold, scale, threads);
   });
 }
 
 EXPORT encoderlab_add_norm(int64_t half, const void* x, const float* x_bias, const void* residual, const float* weight,
-                           const float* bias, int64_t center, void* out, float* statistics, const int64_t* keys,
+                           const float* bias, int64_t center, void* out, float* statistics, const int64_t* seeds,
                            int64_t batch, int64_t positions, int64_t width, int64_t site, int64_t threshold,
                            float scale, float eps, int64_t threads) {
   typed(half, [&](auto kind) {
     using T = decltype(kind);
-    add_norm((const T*)x, x_bias, (const T*)residual, weight, bias, center, (T*)out, statistics, keys, batch, positions, width,
-             site, threshold, scale, eps, threads);
+    add_norm((const T*)x, x_bias, (const T*)residual, weight, bias, center, (T*)out, statistics, seeds, batch,
+             positions, width, site, threshold, scale, eps, threads);
   });
 }
 
 EXPORT encoderlab_add_norm_backward(int64_t half, const void* grad, const void* x, const float* x_bias,
                                     const void* residual, const float* weight, int64_t center,
                                     const float* statistics, void* dx,
-                                    void* dresidual, float* partial, float* sums, const int64_t* keys, int64_t batch,
+                                    void* dresidual, float* partial, float* sums, const int64_t* seeds, int64_t batch,
                                     int64_t positions, int64_t width, int64_t site, int64_t threshold, float scale,
                                     int64_t threads) {
   typed(half, [&](auto kind) {
     using T = decltype(kind);
     add_norm_backward((const T*)grad, (const T*)x, x_bias, (const T*)residual, weight, center, statistics, (T*)dx,
-                      (T*)dresidual, partial, sums, keys, batch, positions, width, site, threshold, scale, threads);
+                      (T*)dresidual, partial, sums, seeds, batch, positions, width, site, threshold, scale, threads);
   });
 }
 
 // `wide`: the residual stream is float32 whatever the rest is.
 EXPORT encoderlab_sum_norm(int64_t half, int64_t wide, const void* x, const float* x_bias, const void* residual,
                            const float* weight, const float* bias, int64_t center, void* sums, void* out,
-                           float* statistics, const int64_t* keys, int64_t batch, int64_t positions, int64_t width,
+                           float* statistics, const int64_t* seeds, int64_t batch, int64_t positions, int64_t width,
                            int64_t site, int64_t threshold, float scale, float eps, int64_t threads) {
   typed(half, [&](auto kind) {
     typed(half && !wide, [&](auto stream) {
       using T = decltype(kind);
       using R = decltype(stream);
-      sum_norm((const T*)x, x_bias, (const R*)residual, weight, bias, center, (R*)sums, (T*)out, statistics, keys,
+      sum_norm((const T*)x, x_bias, (const R*)residual, weight, bias, center, (R*)sums, (T*)out, statistics, seeds,
                batch, positions, width, site, threshold, scale, eps, threads);
     });
   });
@@ -79,7 +80,7 @@ EXPORT encoderlab_sum_norm(int64_t half, int64_t wide, const void* x, const floa
 
 EXPORT encoderlab_sum_norm_backward(int64_t half, int64_t wide, const void* grad, const void* dsums, const void* sums,
                                     const float* weight, int64_t center, const float* statistics, void* dresidual,
-                                    void* dx, float* partial, float* totals, const int64_t* keys, int64_t batch,
+                                    void* dx, float* partial, float* totals, const int64_t* seeds, int64_t batch,
                                     int64_t positions, int64_t width, int64_t site, int64_t threshold, float scale,
                                     int64_t threads) {
   typed(half, [&](auto kind) {
@@ -87,49 +88,49 @@ EXPORT encoderlab_sum_norm_backward(int64_t half, int64_t wide, const void* grad
       using T = decltype(kind);
       using R = decltype(stream);
       sum_norm_backward((const T*)grad, (const R*)dsums, (const R*)sums, weight, center, statistics, (R*)dresidual,
-                        (T*)dx, partial, totals, keys, batch, positions, width, site, threshold, scale, threads);
+                        (T*)dx, partial, totals, seeds, batch, positions, width, site, threshold, scale, threads);
     });
   });
 }
 
-EXPORT encoderlab_geglu(int64_t half, int64_t tanh, const void* x, const float* bias, void* out, const int64_t* keys,
+EXPORT encoderlab_geglu(int64_t half, int64_t tanh, const void* x, const float* bias, void* out, const int64_t* seeds,
                         int64_t batch, int64_t positions, int64_t width, int64_t site, int64_t threshold, float scale,
                         int64_t threads) {
   typed(half, [&](auto kind) {
     using T = decltype(kind);
     auto run = tanh ? geglu<GeluTanh, T> : geglu<Gelu, T>;
-    run((const T*)x, bias, (T*)out, keys, batch, positions, width, site, threshold, scale, threads);
+    run((const T*)x, bias, (T*)out, seeds, batch, positions, width, site, threshold, scale, threads);
   });
 }
 
 EXPORT encoderlab_geglu_backward(int64_t half, int64_t tanh, void* grad, const void* x, const float* bias, void* dx,
-                                 float* partial, float* dbias, const int64_t* keys, int64_t batch, int64_t positions,
+                                 float* partial, float* dbias, const int64_t* seeds, int64_t batch, int64_t positions,
                                  int64_t width, int64_t site, int64_t threshold, float scale, int64_t threads) {
   typed(half, [&](auto kind) {
     using T = decltype(kind);
     auto run = tanh ? geglu_backward<GeluTanh, T> : geglu_backward<Gelu, T>;
-    run((T*)grad, (const T*)x, bias, (T*)dx, partial, dbias, keys, batch, positions, width, site, threshold, scale,
+    run((T*)grad, (const T*)x, bias, (T*)dx, partial, dbias, seeds, batch, positions, width, site, threshold, scale,
         threads);
   });
 }
 
-EXPORT encoderlab_gelu(int64_t half, int64_t tanh, const void* x, const float* bias, void* out, const int64_t* keys,
+EXPORT encoderlab_gelu(int64_t half, int64_t tanh, const void* x, const float* bias, void* out, const int64_t* seeds,
                        int64_t batch, int64_t positions, int64_t width, int64_t site, int64_t threshold, float scale,
                        int64_t threads) {
   typed(half, [&](auto kind) {
     using T = decltype(kind);
     auto run = tanh ? gelu<GeluTanh, T> : gelu<Gelu, T>;
-    run((const T*)x, bias, (T*)out, keys, batch, positions, width, site, threshold, scale, threads);
+    run((const T*)x, bias, (T*)out, seeds, batch, positions, width, site, threshold, scale, threads);
   });
 }
 
 EXPORT encoderlab_gelu_backward(int64_t half, int64_t tanh, void* grad, const void* x, const float* bias, void* out,
-                                float* partial, float* dbias, const int64_t* keys, int64_t batch, int64_t positions,
+                                float* partial, float* dbias, const int64_t* seeds, int64_t batch, int64_t positions,
                                 int64_t width, int64_t site, int64_t threshold, float scale, int64_t threads) {
   typed(half, [&](auto kind) {
     using T = decltype(kind);
     auto run = tanh ? gelu_backward<GeluTanh, T> : gelu_backward<Gelu, T>;
-    run((T*)grad, (const T*)x, bias, (T*)out, partial, dbias, keys, batch, positions, width, site, threshold, scale,
+    run((T*)grad, (const T*)x, bias, (T*)out, partial, dbias, seeds, batch, positions, width, site, threshold, scale,
         threads);
   });
 }
@@ -147,30 +148,30 @@ EXPORT encoderlab_cross_entropy(int64_t half, void* logits, int64_t stride, cons
 
 template <class T>
 static Inputs<T> inputs_of(const void* q, const void* k, const void* v, const void* bias, const uint8_t* visible,
-                           const int64_t* row_keys, const Pointers* pointers) {
+                           const int64_t* seeds, const Pointers* pointers) {
   const Pointers p = pointers ? *pointers : Pointers{};
   const Relative<T> relative = {(const T*)p.query_rows, (const T*)p.key_rows, (const T*)p.position_query,
                                 p.table, p.segment, p.different, p.rotation, p.dquery_rows, p.dkey_rows, p.dsegment,
                                 (T*)p.dposition_query};
-  return {(const T*)q, (const T*)k, (const T*)v, (const T*)bias, visible, row_keys, relative};
+  return {(const T*)q, (const T*)k, (const T*)v, (const T*)bias, visible, seeds, relative};
 }
 
 EXPORT encoderlab_attend(int64_t half, const Attention* at, const void* q, const void* k, const void* v,
-                         const void* bias, const uint8_t* visible, const int64_t* row_keys, const Pointers* pointers,
+                         const void* bias, const uint8_t* visible, const int64_t* seeds, const Pointers* pointers,
                          void* out, float* normalisers) {
   typed(half, [&](auto kind) {
     using T = decltype(kind);
-    attend(*at, inputs_of<T>(q, k, v, bias, visible, row_keys, pointers), (T*)out, normalisers);
+    attend(*at, inputs_of<T>(q, k, v, bias, visible, seeds, pointers), (T*)out, normalisers);
   });
 }
 
 EXPORT encoderlab_attend_backward(int64_t half, const Attention* at, const Attention* to, const void* grad,
                                   const void* q, const void* k, const void* v, const void* bias, const uint8_t* visible,
-                                  const int64_t* row_keys, const float* normalisers, const Pointers* pointers, void* dq,
+                                  const int64_t* seeds, const float* normalisers, const Pointers* pointers, void* dq,
                                   void* dk, void* dv, void* dbias) {
   typed(half, [&](auto kind) {
     using T = decltype(kind);
-    const auto in = inputs_of<T>(q, k, v, bias, visible, row_keys, pointers);
+    const auto in = inputs_of<T>(q, k, v, bias, visible, seeds, pointers);
     Backward<T>{*at, *to, in, (const T*)grad, normalisers, (T*)dq, (T*)dk, (T*)dv, (T*)dbias}.run();
   });
 }

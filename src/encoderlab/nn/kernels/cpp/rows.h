@@ -14,11 +14,11 @@ inline uint32_t first_counter(int64_t position, int64_t width) {
 }
 
 template <class T>
-void dropout(const T* x, T* out, const int64_t* keys, int64_t batch, int64_t positions, int64_t width, int64_t site,
+void dropout(const T* x, T* out, const int64_t* seeds, int64_t batch, int64_t positions, int64_t width, int64_t site,
              int64_t threshold, float scale, int64_t threads) {
 #pragma omp parallel for schedule(static) num_threads((int)threads)
   for (int64_t row = 0; row < batch * positions; row++) {
-    Dropout drop(keys + row / positions, site, threshold, scale);
+    Dropout drop(seeds + row / positions, site, threshold, scale);
     uint32_t counter = first_counter(row % positions, width);
     for (int64_t j = 0; j < width; j += BLOCK) {
       Block b = stream(x + row * width + j, width - j);
@@ -115,12 +115,12 @@ inline NormGradient norm_gradient(float* z, float* weighted, const T* grad, cons
 // LayerNorm, or RMSNorm, which does not `center`; bias may be null.
 template <class T>
 void add_norm(const T* x, const float* x_bias, const T* residual, const float* weight, const float* bias, bool center,
-              T* out, float* statistics, const int64_t* keys, int64_t batch, int64_t positions, int64_t width,
+              T* out, float* statistics, const int64_t* seeds, int64_t batch, int64_t positions, int64_t width,
               int64_t site, int64_t threshold, float scale, float eps, int64_t threads) {
 #pragma omp parallel for schedule(static) num_threads((int)threads)
   for (int64_t row = 0; row < batch * positions; row++) {
     float* z = scratch.get(round_up(width, BLOCK));
-    Dropout drop(keys ? keys + row / positions : nullptr, site, threshold, scale);
+    Dropout drop(seeds ? seeds + row / positions : nullptr, site, threshold, scale);
     summed(x + row * width, x_bias, residual ? residual + row * width : nullptr, drop,
            first_counter(row % positions, width), z, width);
     normalize(z, weight, bias, center, out + row * width, statistics + 2 * row, width, eps);
@@ -130,12 +130,12 @@ void add_norm(const T* x, const float* x_bias, const T* residual, const float* w
 // residual + dropout(x + x_bias), written to sums, and its norm, to out; without x only the norm of the residual.
 template <class T, class R>
 void sum_norm(const T* x, const float* x_bias, const R* residual, const float* weight, const float* bias, bool center,
-              R* sums, T* out, float* statistics, const int64_t* keys, int64_t batch, int64_t positions, int64_t width,
+              R* sums, T* out, float* statistics, const int64_t* seeds, int64_t batch, int64_t positions, int64_t width,
               int64_t site, int64_t threshold, float scale, float eps, int64_t threads) {
 #pragma omp parallel for schedule(static) num_threads((int)threads)
   for (int64_t row = 0; row < batch * positions; row++) {
     float* z = scratch.get(round_up(width, BLOCK));
-    Dropout drop(keys ? keys + row / positions : nullptr, site, threshold, scale);
+    Dropout drop(seeds ? seeds + row / positions : nullptr, site, threshold, scale);
     const uint32_t counter = first_counter(row % positions, width);
     for (int64_t j = 0; j < width; j += BLOCK) {
       const int64_t n = width - j;
@@ -162,7 +162,7 @@ void sum_norm(const T* x, const float* x_bias, const R* residual, const float* w
 template <class T, class R>
 void sum_norm_backward(const T* grad, const R* dsums, const R* sums, const float* weight, bool center,
                        const float* statistics, R* dresidual, T* dx, float* partial, float* totals,
-                       const int64_t* keys, int64_t batch, int64_t positions, int64_t width, int64_t site,
+                       const int64_t* seeds, int64_t batch, int64_t positions, int64_t width, int64_t site,
                        int64_t threshold, float scale, int64_t threads) {
   const int64_t padded = round_up(width, BLOCK);
   sum_rows(batch * positions, 3 * width, partial, totals, threads, [&](int64_t row, float* mine) {
@@ -171,7 +171,7 @@ void sum_norm_backward(const T* grad, const R* dsums, const R* sums, const float
     for (int64_t j = 0; j < width; j += BLOCK) store(z + j, stream(sums + row * width + j, width - j), BLOCK);
     const NormGradient from = norm_gradient(z, weighted, grad + row * width, weight, center, statistics + 2 * row,
                                             mine, width);
-    Dropout drop(keys ? keys + row / positions : nullptr, site, threshold, scale);
+    Dropout drop(seeds ? seeds + row / positions : nullptr, site, threshold, scale);
     const uint32_t counter = first_counter(row % positions, width);
     for (int64_t j = 0; j < width; j += BLOCK) {
       const int64_t n = width - j;
@@ -192,15 +192,15 @@ void sum_norm_backward(const T* grad, const R* dsums, const R* sums, const float
 // sums (3, width): gradients of weight, bias, x_bias
 template <class T>
 void add_norm_backward(const T* grad, const T* x, const float* x_bias, const T* residual, const float* weight,
-                       bool center, const float* statistics, T* dx, T* dresidual, float* partial, float* sums, const int64_t* keys,
-                       int64_t batch, int64_t positions, int64_t width, int64_t site, int64_t threshold, float scale,
+                       bool center, const float* statistics, T* dx, T* dresidual, float* partial, float* sums,
+                       const int64_t* seeds, int64_t batch, int64_t positions, int64_t width, int64_t site, int64_t threshold, float scale,
                        int64_t threads) {
   int64_t padded = round_up(width, BLOCK);
   sum_rows(batch * positions, 3 * width, partial, sums, threads, [&](int64_t row, float* mine) {
     float* z = scratch.get(2 * padded);
     float* weighted = z + padded;
     uint32_t counter = first_counter(row % positions, width);
-    Dropout drop(keys ? keys + row / positions : nullptr, site, threshold, scale);
+    Dropout drop(seeds ? seeds + row / positions : nullptr, site, threshold, scale);
     summed(x + row * width, x_bias, residual ? residual + row * width : nullptr, drop, counter, z, width);
     const NormGradient from = norm_gradient(z, weighted, grad + row * width, weight, center, statistics + 2 * row,
                                             mine, width);
@@ -221,11 +221,11 @@ void add_norm_backward(const T* grad, const T* x, const float* x_bias, const T* 
 inline Block shifts(const float* bias, int64_t j, int64_t n) { return bias ? load(bias + j, n) : Block{}; }
 
 template <class G, class T>
-void gelu(const T* x, const float* bias, T* out, const int64_t* keys, int64_t batch, int64_t positions, int64_t width,
+void gelu(const T* x, const float* bias, T* out, const int64_t* seeds, int64_t batch, int64_t positions, int64_t width,
           int64_t site, int64_t threshold, float scale, int64_t threads) {
 #pragma omp parallel for schedule(static) num_threads((int)threads)
   for (int64_t row = 0; row < batch * positions; row++) {
-    Dropout drop(keys ? keys + row / positions : nullptr, site, threshold, scale);
+    Dropout drop(seeds ? seeds + row / positions : nullptr, site, threshold, scale);
     uint32_t counter = first_counter(row % positions, width);
     for (int64_t j = 0; j < width; j += BLOCK) {
       Block b = stream(x + row * width + j, width - j), c = shifts(bias, j, width - j);
@@ -238,11 +238,11 @@ void gelu(const T* x, const float* bias, T* out, const int64_t* keys, int64_t ba
 
 // The gradient of x replaces grad; out, which may be x, is the result of the forward pass again.
 template <class G, class T>
-void gelu_backward(T* grad, const T* x, const float* bias, T* out, float* partial, float* dbias, const int64_t* keys,
+void gelu_backward(T* grad, const T* x, const float* bias, T* out, float* partial, float* dbias, const int64_t* seeds,
                    int64_t batch, int64_t positions, int64_t width, int64_t site, int64_t threshold, float scale,
                    int64_t threads) {
   sum_rows(batch * positions, bias ? width : 0, partial, dbias, threads, [&](int64_t row, float* mine) {
-    Dropout drop(keys ? keys + row / positions : nullptr, site, threshold, scale);
+    Dropout drop(seeds ? seeds + row / positions : nullptr, site, threshold, scale);
     uint32_t counter = first_counter(row % positions, width);
     for (int64_t j = 0; j < width; j += BLOCK) {
       int64_t n = width - j;
@@ -263,11 +263,11 @@ void gelu_backward(T* grad, const T* x, const float* bias, T* out, float* partia
 
 // dropout(gelu(x + bias) * gate), where a row of x and bias is what is activated and then the gate, `width` each.
 template <class G, class T>
-void geglu(const T* x, const float* bias, T* out, const int64_t* keys, int64_t batch, int64_t positions, int64_t width,
+void geglu(const T* x, const float* bias, T* out, const int64_t* seeds, int64_t batch, int64_t positions, int64_t width,
            int64_t site, int64_t threshold, float scale, int64_t threads) {
 #pragma omp parallel for schedule(static) num_threads((int)threads)
   for (int64_t row = 0; row < batch * positions; row++) {
-    Dropout drop(keys ? keys + row / positions : nullptr, site, threshold, scale);
+    Dropout drop(seeds ? seeds + row / positions : nullptr, site, threshold, scale);
     const uint32_t counter = first_counter(row % positions, width);
     const T* from = x + 2 * row * width;
     for (int64_t j = 0; j < width; j += BLOCK) {
@@ -283,11 +283,11 @@ void geglu(const T* x, const float* bias, T* out, const int64_t* keys, int64_t b
 
 // The gradient of x goes to dx, which may be x; the result of the forward pass replaces grad.
 template <class G, class T>
-void geglu_backward(T* grad, const T* x, const float* bias, T* dx, float* partial, float* dbias, const int64_t* keys,
+void geglu_backward(T* grad, const T* x, const float* bias, T* dx, float* partial, float* dbias, const int64_t* seeds,
                     int64_t batch, int64_t positions, int64_t width, int64_t site, int64_t threshold, float scale,
                     int64_t threads) {
   sum_rows(batch * positions, bias ? 2 * width : 0, partial, dbias, threads, [&](int64_t row, float* mine) {
-    Dropout drop(keys ? keys + row / positions : nullptr, site, threshold, scale);
+    Dropout drop(seeds ? seeds + row / positions : nullptr, site, threshold, scale);
     const uint32_t counter = first_counter(row % positions, width);
     const T* from = x + 2 * row * width;
     T* to = dx + 2 * row * width;

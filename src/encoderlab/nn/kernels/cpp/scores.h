@@ -30,7 +30,7 @@ template <class T>
 struct Inputs {
   const T *q, *k, *v, *bias;
   const uint8_t* visible;
-  const int64_t* row_keys;  // of dropout
+  const int64_t* seeds;  // of dropout
   Relative<T> relative;
 };
 
@@ -112,9 +112,9 @@ struct Head {
         pair(b * at.heads + h),
         table(in.relative.table ? in.relative.table[b] : 0),
         drop(nullptr, 0, at.threshold, at.keep_scale) {
-    if (in.row_keys) {
+    if (in.seeds) {
       drop.on = true;
-      drop.set(stream(stream((uint64_t)in.row_keys[b], at.site), h));
+      drop.set(stream(stream((uint64_t)in.seeds[b], at.site), h));
     }
   }
 

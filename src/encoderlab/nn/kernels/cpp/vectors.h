@@ -207,19 +207,19 @@ inline uint64_t mix64(uint64_t x) {
   return x ^ x >> 31;
 }
 
-inline uint64_t stream(uint64_t key, int64_t site) { return mix64(key + (uint64_t)(site + 1) * 0x9E3779B97F4A7C15u); }
+inline uint64_t stream(uint64_t seed, int64_t site) { return mix64(seed + (uint64_t)(site + 1) * 0x9E3779B97F4A7C15u); }
 
 constexpr uint32_t WEYL = 0x9E3779B9u;
 
-struct Dropout {  // of one stream; without keys everything is kept
+struct Dropout {  // of one stream; without a seed everything is kept
   bool on;
   uint32_t low, high;
   int32_t threshold;
   float scale;
 
-  Dropout(const int64_t* key, int64_t site, int64_t threshold, float scale)
-      : on(key != nullptr), low(0), high(0), threshold((int32_t)threshold), scale(scale) {
-    if (on) set(stream((uint64_t)*key, site));
+  Dropout(const int64_t* seed, int64_t site, int64_t threshold, float scale)
+      : on(seed != nullptr), low(0), high(0), threshold((int32_t)threshold), scale(scale) {
+    if (on) set(stream((uint64_t)*seed, site));
   }
   void set(uint64_t s) {
     low = (uint32_t)s;
