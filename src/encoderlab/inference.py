@@ -251,9 +251,9 @@ def fill_mask(
     if targets is None:
         scores, tokens = known.topk(min(top, known.shape[1]))
     else:
-        wanted = torch.tensor([single_token(tokenizer, target) for target in targets], device=known.device)
-        scores, order = known[:, wanted].topk(min(top, len(wanted)))
-        tokens = wanted[order]
+        allowed = torch.tensor([single_token(tokenizer, target) for target in targets], device=known.device)
+        scores, order = known[:, allowed].topk(min(top, len(allowed)))
+        tokens = allowed[order]
 
     def guess(place: int, token: int, score: float) -> Guess:
         filled = ids.copy()

@@ -7,9 +7,9 @@ import numpy as np
 
 def offsets(sizes: np.ndarray) -> np.ndarray:
     """Start of each part, and the end of the last: (n,) sizes -> (n + 1,) int64. Sizes 3, 0, 2 give 0, 3, 3, 5."""
-    found = np.zeros(len(sizes) + 1, np.int64)
-    np.cumsum(sizes, dtype=np.int64, out=found[1:])
-    return found
+    starts = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, dtype=np.int64, out=starts[1:])
+    return starts
 
 
 def aranges(begins: np.ndarray | int, sizes: np.ndarray) -> np.ndarray:

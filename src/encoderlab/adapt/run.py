@@ -240,8 +240,8 @@ class Adaptation:
             raise ConfigError(
                 f"{path}: was made with other settings or of other text than are there now; choose another --out"
             )
-        found: dict[str, Any] = record["found"]
-        return found
+        results: dict[str, Any] = record["found"]
+        return results
 
     def run(self) -> dict[str, Any]:
         """All stages; returns what ``adapt.json`` holds.
@@ -280,12 +280,12 @@ class Adaptation:
         counts = {"domain": asdict(train), "domain held out": asdict(apart)}
         if self.general is not None:
             share = self.plan.replay_share
-            wanted = train.characters * share / (1 - share)
-            part = min(1.0, wanted / self.general.amount.characters)
+            characters = train.characters * share / (1 - share)
+            part = min(1.0, characters / self.general.amount.characters)
             train, apart = split(self.general, self._place("general"), self._place("general-held-out"), share=part)
             counts |= {"general": asdict(train), "general held out": asdict(apart)}
-            if train.characters < 0.9 * wanted:
-                self.say(f"general text is short: {train.characters:,} characters are replayed, not {wanted:,.0f}")
+            if train.characters < 0.9 * characters:
+                self.say(f"general text is short: {train.characters:,} characters are replayed, not {characters:,.0f}")
         return counts
 
     def _texts(self) -> list[str]:

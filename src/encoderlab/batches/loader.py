@@ -131,8 +131,8 @@ class Shuffled:
     def block(self, epoch: int, place: int, until: int | None = None) -> PlannedBlock:
         """A block; meanwhile the next block is planned, unless it belongs to epoch ``until``."""
         following = (epoch, place + 1) if place + 1 < self.num_blocks else (epoch + 1, 0)
-        wanted = [(epoch, place)] if following[0] == until else [(epoch, place), following]
-        self._planned = {key: self._planned.get(key) or self._planner.submit(self._plan, *key) for key in wanted}
+        blocks = [(epoch, place)] if following[0] == until else [(epoch, place), following]
+        self._planned = {key: self._planned.get(key) or self._planner.submit(self._plan, *key) for key in blocks}
         return self._planned[epoch, place].result()
 
     def _plan(self, epoch: int, place: int) -> PlannedBlock:

@@ -371,13 +371,13 @@ def serve(
     return {"model": model} | result
 
 
-def _check_counts(**given: int | None) -> None:
+def _check_counts(**counts: int | None) -> None:
     """Refuse less than one of something.
 
     Raises:
         ConfigError: names it.
     """
-    for name, count in given.items():
+    for name, count in counts.items():
         if count is not None and count < 1:
             raise ConfigError(f"{name} {count} is below 1; give at least 1")
 

@@ -213,10 +213,10 @@ def _recipe(flags: Flags, limit: int | None) -> FinetuneRecipe:
     )
 
 
-def _length(wanted: int, limit: int | None) -> int:
-    if limit is None or wanted <= limit:
-        return wanted
-    note(f"--max_length {wanted} exceeds the model's {limit} positions; {limit} it is")
+def _length(length: int, limit: int | None) -> int:
+    if limit is None or length <= limit:
+        return length
+    note(f"--max_length {length} exceeds the model's {limit} positions; {limit} it is")
     return limit
 
 
@@ -303,7 +303,7 @@ def _train(flags: Flags, task: Task, splits: dict[str, Split]) -> dict[str, Any]
     return {"model": result.model, "scores": result.scores}
 
 
-def _predict(wanted: str, flags: Flags) -> dict[str, Any]:
+def _predict(needed: str, flags: Flags) -> dict[str, Any]:
     """Prints a list of answers, as the original does: label and score of a text."""
     from encoderlab.tasks.runs.apply import predictor_of
     from encoderlab.tasks.runs.predict import record
@@ -313,9 +313,9 @@ def _predict(wanted: str, flags: Flags) -> dict[str, Any]:
         raise ConfigError("predict needs --text TEXT; for a file: encoderlab predict MODEL FILE")
     predictor = predictor_of(flags.model, note)
     form = predictor.form.task.form
-    if VERBS.get(form) != VERBS[wanted]:
+    if VERBS.get(form) != VERBS[needed]:
         usage = f"fengshen-pipeline {VERBS[form]} predict --model" if form in VERBS else "encoderlab predict"
-        raise ConfigError(f"{flags.model}: has a head for {form}, expected {wanted}; run: {usage} {flags.model} ...")
+        raise ConfigError(f"{flags.model}: has a head for {form}, expected {needed}; run: {usage} {flags.model} ...")
     if flags.max_length is not None:
         limit = predictor.objective.model.config.encoder.max_length
         predictor.form.settings = replace(predictor.form.settings, max_length=_length(flags.max_length, limit))

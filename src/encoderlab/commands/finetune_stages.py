@@ -49,21 +49,21 @@ def fields_of(epochs: float | None, files: Sequence[Path], assignments: Sequence
 
     Variables of the environment are for every verb, so those of pretraining are passed over.
     """
-    given = [
+    changes = [
         (where, {path: value for path, value in fields.items() if where != "environment" or not is_computed(path)})
         for where, fields in settings.sources(files, assignments)
     ]
-    return given if epochs is None else [*given, ("--epochs", {"epochs": epochs})]
+    return changes if epochs is None else [*changes, ("--epochs", {"epochs": epochs})]
 
 
-def _adjustment(given: Fields, *, suite: bool = False) -> Adjust:
+def _adjustment(changes: Fields, *, suite: bool = False) -> Adjust:
     """A function that sets the user's fields in the recipe of a protocol; given epochs replace its steps.
 
     In a ``suite``, options of a form are set only for tasks of that form.
     """
 
     def adjust(recipe: FinetuneRecipe) -> FinetuneRecipe:
-        for where, fields in given:
+        for where, fields in changes:
             ours = {path: value for path, value in fields.items() if not (suite and others_with(path, recipe))}
             recipe = at_point(recipe, ours, where=where) if ours else recipe
         return recipe
@@ -71,32 +71,32 @@ def _adjustment(given: Fields, *, suite: bool = False) -> Adjust:
     return adjust
 
 
-def _unset(protocol: Protocol, given: Fields) -> dict[str, tuple[Any, ...]]:
+def _unset(protocol: Protocol, changes: Fields) -> dict[str, tuple[Any, ...]]:
     """The protocol's grid without the fields that the user sets; a note lists these."""
-    left = {name: values for name, values in protocol.grid.items() if not _setter(name, given)}
+    left = {name: values for name, values in protocol.grid.items() if not _setter(name, changes)}
     if taken := [name for name in protocol.grid if name not in left]:
         note(f"protocol {protocol.name}: {', '.join(taken)} is set, so it is not searched")
     return left
 
 
-def _check_searched(space: Mapping[str, Any], given: Fields) -> None:
+def _check_searched(space: Mapping[str, Any], changes: Fields) -> None:
     """Refuse a field that the command line both searches and sets; a search overrides files and environment."""
-    line = [(where, fields) for where, fields in given if where.startswith("--")]
+    line = [(where, fields) for where, fields in changes if where.startswith("--")]
     for name in space:
         if where := _setter(name, line):
             raise ConfigError(f"{name} is both searched and set ({where}); leave one of them out")
 
 
-def _setter(name: str, given: Fields) -> str:
+def _setter(name: str, changes: Fields) -> str:
     """Where the user sets the field ``name``, a part of it, or a field that contains it; ``""`` if nowhere.
 
     Steps and epochs count as one field: the length of training.
     """
     length = {"steps": "epochs"}
-    wanted = f"{length.get(name, name)}."
-    for where, fields in given:
-        for path in (f"{length.get(one, one)}." for one in fields):
-            if path.startswith(wanted) or wanted.startswith(path):
+    searched = f"{length.get(name, name)}."
+    for where, fields in changes:
+        for path in (f"{length.get(field, field)}." for field in fields):
+            if path.startswith(searched) or searched.startswith(path):
                 return where
     return ""
 
@@ -338,8 +338,8 @@ def teaching_of(teacher: Path | None, temperature: float | None, weight: float |
     Raises:
         ConfigError: temperature or weight without a teacher.
     """
-    given = {"temperature": temperature, "weight": weight}
-    fields = {name: value for name, value in given.items() if value is not None}
+    options = {"temperature": temperature, "weight": weight}
+    fields = {name: value for name, value in options.items() if value is not None}
     if teacher is None and fields:
         raise ConfigError("--temperature and --teacher-weight belong to a teacher; give --teacher FOLDER too")
     return None if teacher is None else Teaching(teacher=str(teacher), **fields)

@@ -143,9 +143,9 @@ def _check_family(published: Recipe, recipe: Recipe) -> None:
             )
 
 
-def _budget(given: Mapping[str, float | None]) -> Budget | None:
+def _budget(amounts: Mapping[str, float | None]) -> Budget | None:
     """The one budget that is given, or None."""
-    chosen = {unit: amount for unit, amount in given.items() if amount is not None}
+    chosen = {unit: amount for unit, amount in amounts.items() if amount is not None}
     if len(chosen) > 1:
         raise ConfigError(f"--{' and --'.join(chosen)} exclude each other; give one budget")
     for unit, amount in chosen.items():

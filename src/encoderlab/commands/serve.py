@@ -94,7 +94,7 @@ def serve(
     workers
         Processes that share the port, each with its share of the cores and its own model.
     """
-    given = dict(locals())  # what a worker is given too
+    options = dict(locals())  # what a worker is given too
 
     for package in ("starlette", "uvicorn", "uvloop", "httptools", "orjson", "prometheus_client"):
         if importlib.util.find_spec(package) is None:
@@ -112,18 +112,18 @@ def serve(
     if workers > 1:
         from encoderlab.deploy.serve.workers import supervise
 
-        place = supervise(answer, given, workers, host=host, port=port, say=terminal.note)
+        place = supervise(answer, options, workers, host=host, port=port, say=terminal.note)
     else:
-        place = answer(**given)
+        place = answer(**options)
     return {"model": model, "address": place}
 
 
-def answer(*, shared: bool = False, **given: Any) -> str:
+def answer(*, shared: bool = False, **options: Any) -> str:
     """Serve in this process until a signal; the address.
 
     Args:
         shared: other processes listen on the port too.
-        given: the arguments of :func:`serve`.
+        options: the arguments of :func:`serve`.
     """
     from encoderlab.deploy.serve import page
     from encoderlab.deploy.serve.app import BESIDE, Server
@@ -132,30 +132,34 @@ def answer(*, shared: bool = False, **given: Any) -> str:
     from encoderlab.deploy.serve.run import Address, read_keys, run
     from encoderlab.deploy.serve.service import Service
 
-    host, budget, engine = given["host"], given["max_batch_tokens"], given["engine"]
-    keys = () if given["key_file"] is None else read_keys(given["key_file"])
-    address = Address(host=host, port=given["port"], delay=given["drain_delay"], drain=given["drain"], shared=shared)
+    host, budget, engine = options["host"], options["max_batch_tokens"], options["engine"]
+    keys = () if options["key_file"] is None else read_keys(options["key_file"])
+    address = Address(
+        host=host, port=options["port"], delay=options["drain_delay"], drain=options["drain"], shared=shared
+    )
     listener = address.listen()
-    model, name = given["model"], given["name"]
+    model, name = options["model"], options["name"]
     service: Service
     if engine == "auto":
         service = MixedService.of_folder(model, name=name, say=(lambda _: None) if shared else terminal.note)
     else:
         service = Service.of(model, name=name) if engine == "own" else GraphService.open(model, engine, name=name)
-    other = None if given["beside"] is None else Service.of(given["beside"])
+    other = None if options["beside"] is None else Service.of(options["beside"])
     compute = lanes({"": service, **({} if other is None else {BESIDE: other})})
-    computing = ComputeThread(compute, budget=budget, max_wait=given["max_wait"])
-    hosts = ("localhost", "127.0.0.1", "::1", host, *(given["allow_host"] or ()))
+    computing = ComputeThread(compute, budget=budget, max_wait=options["max_wait"])
+    hosts = ("localhost", "127.0.0.1", "::1", host, *(options["allow_host"] or ()))
     health = ("/health", "/live", "/ping")
-    free = health if given["metrics"] == "key" else (*health, "/metrics")
-    guard = Guard(keys=keys, hosts=hosts, open=free, pages=tuple(page.FILES), cors=given["cors"], rate=given["rate"])
-    limits = Limits(
-        body=given["max_body"],
-        texts=given["max_texts"],
-        characters=250 * service.longest,
-        deadline=given["deadline"],
+    free = health if options["metrics"] == "key" else (*health, "/metrics")
+    guard = Guard(
+        keys=keys, hosts=hosts, open=free, pages=tuple(page.FILES), cors=options["cors"], rate=options["rate"]
     )
-    common: dict[str, Any] = {"limits": limits, "accept_ids": given["accept_ids"]}
+    limits = Limits(
+        body=options["max_body"],
+        texts=options["max_texts"],
+        characters=250 * service.longest,
+        deadline=options["deadline"],
+    )
+    common: dict[str, Any] = {"limits": limits, "accept_ids": options["accept_ids"]}
     second = None if other is None else Server(other, computing, lane=BESIDE, **common)
     server = Server(service, computing, guard=guard, beside=second, **common)
     place = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"

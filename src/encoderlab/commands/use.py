@@ -159,10 +159,10 @@ def labelled_data(
         return task, task.read([path], split, skip_unlabelled=given.skip_unlabelled), {}
     if is_dataset(path) or folder is None and labelled_files(path):
         files = labelled_files(path)
-        wanted = DATASET_SPLITS.get(split, split)
-        paths = files.get(wanted) or files.get(split) or (files["train"] if list(files) == ["train"] else None)
+        name = DATASET_SPLITS.get(split, split)
+        paths = files.get(name) or files.get(split) or (files["train"] if list(files) == ["train"] else None)
         if paths is None:
-            raise DataError(f"{data}: has the splits {', '.join(files)} and no {wanted}; name one with --split")
+            raise DataError(f"{data}: has the splits {', '.join(files)} and no {name}; name one with --split")
         task = task_of_file(paths[0], own, given, note)
         return task, task.read(paths, split, skip_unlabelled=given.skip_unlabelled), {}
     if is_file_name(data) or "/" in data:
@@ -332,14 +332,14 @@ def _predict_files(
     if not where.several:
         keep_model(model, which, predictor)
     del predictor
-    given = {"text": text, "pair": pair, "with": list(besides)}
+    columns = {"text": text, "pair": pair, "with": list(besides)}
     done = for_each_file(
         PredictFile(model=model, identity=which, text=text, pair=pair, besides=tuple(besides)),
         places,
         out,
         where,
         suffix=".jsonl",
-        asked={"verb": "predict", "model": which, **given},
+        asked={"verb": "predict", "model": which, **columns},
         title="predict",
         sees=[model] if model.exists() else [],
     )

@@ -118,12 +118,12 @@ def shared_model(model: Path, identity: str, load: Callable[[Path], tuple[T, str
         ConfigError: this process sees another model.
     """
     if (model, identity) not in _loaded:
-        found, own = load(model)
+        loaded, own = load(model)
         if own != identity:
             raise ConfigError(
                 f"{model}: is another model on {platform.node()} than here; put one where all nodes see it"
             )
-        keep_model(model, identity, found)
+        keep_model(model, identity, loaded)
     return _loaded[model, identity]  # type: ignore[no-any-return]
 
 

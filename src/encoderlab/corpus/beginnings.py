@@ -87,9 +87,9 @@ class Beginnings:
         """Beginnings of ``text`` of ``length`` characters or a few more; all of it where it cannot be cut there."""
         if len(text) <= length:
             return Head([text])
-        found = self._border and self._border.search(text, length, min(len(text), NEAR * length))
-        if found:
-            return Head([text[: found.start()]])
+        border = self._border and self._border.search(text, length, min(len(text), NEAR * length))
+        if border:
+            return Head([text[: border.start()]])
         places = list(self._places(text, length)) if length < MOST else []
         if places:
             return Head([text[:place] for place in places])

@@ -256,13 +256,13 @@ class Part:
             except Damaged as problem:
                 log.warning("%s; made again", problem)
                 shutil.rmtree(folder)
-        wanted = self.settings.tokenizer
-        if isinstance(wanted, GivenTokenizer):
-            tokenizer = _load_given(wanted)
+        settings = self.settings.tokenizer
+        if isinstance(settings, GivenTokenizer):
+            tokenizer = _load_given(settings)
         else:
-            sample = _sample(self.sources, self.settings.reading, wanted.sample_bytes, progress)
+            sample = _sample(self.sources, self.settings.reading, settings.sample_bytes, progress)
             tokenizer = Tokenizer.train(
-                wanted.kind, sample, wanted.vocab_size, family=wanted.family, lowercase=wanted.lowercase
+                settings.kind, sample, settings.vocab_size, family=settings.family, lowercase=settings.lowercase
             )
         temporary = self.folder / f"{TOKENIZER}.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
@@ -349,8 +349,8 @@ def _plain(settings: BuildSettings) -> Any:
     return json.loads(json.dumps(to_dict(settings)))
 
 
-def _load_given(given: GivenTokenizer) -> Tokenizer:
-    return Tokenizer.load(given.path, family=given.family, lowercase=given.lowercase)
+def _load_given(settings: GivenTokenizer) -> Tokenizer:
+    return Tokenizer.load(settings.path, family=settings.family, lowercase=settings.lowercase)
 
 
 def _given_hash(settings: BuildSettings) -> str | None:

@@ -112,23 +112,23 @@ def _at_url(url: str) -> list[Path]:
     pattern = glob.has_magic(url) and not url.startswith("http")
     if not pattern and not is_folder(url):
         return [Path(url)]
-    found = [Path(item) for item in find(url)]
+    files = [Path(item) for item in find(url)]
     if pattern:
-        if not found:
+        if not files:
             raise DataError(f"{url}: no file matches; check the pattern (** stands for any folders)")
-        return found
-    if {str(Path(url) / MANIFEST), str(Path(url) / COUNTS)} <= set(map(str, found)):
+        return files
+    if {str(Path(url) / MANIFEST), str(Path(url) / COUNTS)} <= set(map(str, files)):
         raise DataError(f"{url}: is a corpus already; give the text that another is to be built of")
-    readable = [item for item in found if format_of(item.name) and info(item).size]
+    readable = [item for item in files if format_of(item.name) and info(item).size]
     if url.startswith(DATASETS):
         readable = [item for item in readable if item.name.lower() != "readme.md"]
         if training := splits_of(readable).get("train"):
             log.info("%s: the training split is read, %d of %d files", url, len(training), len(readable))
             readable = training
     if not readable:
-        known = f"{len(found)} files, none of {' '.join(SUFFIXES)}"
+        known = f"{len(files)} files, none of {' '.join(SUFFIXES)}"
         raise DataError(f"{url}: a folder without readable files ({known}); give the URLs of files")
-    _say_passed_over(url, [item.name for item in found], len(readable))
+    _say_passed_over(url, [item.name for item in files], len(readable))
     return readable
 
 

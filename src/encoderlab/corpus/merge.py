@@ -131,9 +131,9 @@ def _in_order(folders: Sequence[Path]) -> tuple[list[Path], list[PartRecord]]:
             changed = differences(first, common)
             raise ConfigError(f"{folder} differs from {folders[0]}: {changed}; build all parts alike")
     parts.sort(key=lambda part: part[1].shard_index)
-    given, number = [record.shard_index for _, record in parts], parts[0][1].num_shards
-    if given != list(range(number)):
-        raise ConfigError(f"parts {given} given, expected each of 0 to {number - 1} once")
+    indices, number = [record.shard_index for _, record in parts], parts[0][1].num_shards
+    if indices != list(range(number)):
+        raise ConfigError(f"parts {indices} given, expected each of 0 to {number - 1} once")
     return [folder for folder, _ in parts], [record for _, record in parts]
 
 

@@ -148,16 +148,16 @@ class Tokenizer:
         """
         if limit is None:
             return self._encode_batch(texts)
-        found: list[Encoding | None] = [None] * len(texts)
+        done: list[Encoding | None] = [None] * len(texts)
         left, length = list(range(len(texts))), CHARACTERS * (limit + 1)
         while left:
             heads = [self._beginnings.heads(texts[i], length) for i in left]
             encodings = iter(self._encode_batch([text for head in heads for text in head.texts]))
             for i, head in zip(left, heads, strict=True):
-                found[i] = self._decided([next(encodings) for _ in head.texts], head, texts[i], limit)
-            left = [i for i in left if found[i] is None]
+                done[i] = self._decided([next(encodings) for _ in head.texts], head, texts[i], limit)
+            left = [i for i in left if done[i] is None]
             length *= 8
-        return [encoding for encoding in found if encoding is not None]
+        return [encoding for encoding in done if encoding is not None]
 
     def _decided(self, encodings: list[Encoding], head: Head, text: str, limit: int) -> Encoding | None:
         """The encoding of ``text`` as far as that of its beginning decides it; None where more has to be read."""

@@ -221,9 +221,9 @@ def _alphabet(sample: Sequence[str], backend: tokenizers.Tokenizer, vocab_size: 
     needed = int(np.searchsorted(covered, 0.98)) + 1
     if tokens[needed - 1] > vocab_size - reserved:
         raise _too_small(vocab_size, reserved + int(tokens[needed - 1]))
-    wanted = min(max(1000, int(np.searchsorted(covered, 0.9999)) + 1), len(ranked))
+    usual = min(max(1000, int(np.searchsorted(covered, 0.9999)) + 1), len(ranked))
     affordable = int(np.searchsorted(tokens, 3 * (vocab_size - reserved) // 4, side="right"))
-    number = max(needed, min(wanted, affordable))
+    number = max(needed, min(usual, affordable))
     return sorted(ranked[:number])
 
 

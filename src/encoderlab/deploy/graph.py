@@ -45,23 +45,23 @@ OUTPUTS: dict[str, tuple[str, ...]] = {
 BEAM = {"beam": 5, "conditional": 20}  # starts that are tried, as in fine-tuning
 
 
-def use_of(model: Model, wanted: Use | Literal["task"] | None = None) -> Use:
-    """The use of a model: ``wanted``, else its fine-tuned head if it has one, else its states.
+def use_of(model: Model, use: Use | Literal["task"] | None = None) -> Use:
+    """The use of a model: ``use``, else its fine-tuned head if it has one, else its states.
 
     Raises:
         ConfigError: the model lacks the head.
     """
     head = model.config.task
-    if wanted in (None, "task") and head is not None:
+    if use in (None, "task") and head is not None:
         return head.kind
-    if wanted == "task":
+    if use == "task":
         raise ConfigError("the model has no task head; fine-tune it first (encoderlab finetune), or use its states")
-    if wanted == "fill-mask" and not isinstance(model.lm, LMHead):
+    if use == "fill-mask" and not isinstance(model.lm, LMHead):
         raise ConfigError(
             f"a model of family {model.config.family} without LM head cannot fill masks; "
             "use its generator or a pretraining checkpoint"
         )
-    return wanted or "states"
+    return use or "states"
 
 
 class Graph(nn.Module):
@@ -114,14 +114,14 @@ class Graph(nn.Module):
         """The outputs, in the order of :attr:`outputs`."""
         model, encoder = self.model, self.model.encoder
         doc = torch.where(attention_mask > 0, 0, -1)
-        given = {"doc": doc, "segments": token_type_ids if self.reads_segments else None}
+        inputs = {"doc": doc, "segments": token_type_ids if self.reads_segments else None}
         if self.use == "fill-mask":
-            return (self._token_logits(input_ids, doc, given["segments"]),)
+            return (self._token_logits(input_ids, doc, inputs["segments"]),)
         if self.use == "classification":
             one = encoder.splits_last_layer and not takes_means(model.config.task)
             less = {"depth": encoder.depth - 1} if one else {}
-            return (self._class_logits(encoder(input_ids, **given, **less), doc),)
-        states = encoder(input_ids, **given)
+            return (self._class_logits(encoder(input_ids, **inputs, **less), doc),)
+        states = encoder(input_ids, **inputs)
         if self.use == "states":
             return (states.last.float(),)
         if isinstance(model.task, TaggingHead):

@@ -46,5 +46,5 @@ class OnnxRun:
         self.outputs = tuple(entry.name for entry in self.session.get_outputs())
 
     def __call__(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        given = {name: array for name, array in inputs.items() if name in self.inputs}
-        return dict(zip(self.outputs, self.session.run(None, given), strict=True))
+        known = {name: array for name, array in inputs.items() if name in self.inputs}
+        return dict(zip(self.outputs, self.session.run(None, known), strict=True))

@@ -137,7 +137,7 @@ class RayTasks:
         self.cores = max(1, int(self._ray.cluster_resources().get("CPU", 1)))
         for name, answer in asked:
             try:
-                found = self._ray.get(answer, timeout=ANSWER)
+                node_sees = self._ray.get(answer, timeout=ANSWER)
             except self._ray.exceptions.RayTaskError as error:
                 raise ConfigError(
                     f"node {name} cannot run encoderlab ({error.cause}); install encoderlab {__version__} there"
@@ -148,11 +148,11 @@ class RayTasks:
                 ) from None
             except self._ray.exceptions.RayError:
                 continue  # lost meanwhile
-            if found["versions"] != own["versions"]:
+            if node_sees["versions"] != own["versions"]:
                 raise ConfigError(
-                    f"node {name} has {found['versions']}, this process {own['versions']}; install the same"
+                    f"node {name} has {node_sees['versions']}, this process {own['versions']}; install the same"
                 )
-            for path, there in found["sees"].items():
+            for path, there in node_sees["sees"].items():
                 if own["sees"][path] and not there:
                     raise ConfigError(f"node {name} does not see {path}; put it where all nodes see it")
 
@@ -162,12 +162,12 @@ class RayTasks:
         """
         need = self._need
         gpus = need.gpus if need.gpus is not None else float(any(node.get("GPU", 0) >= 1 for node in nodes))
-        wanted = {"CPU": need.cores, "GPU": gpus, "memory": need.memory}
+        needs = {"CPU": need.cores, "GPU": gpus, "memory": need.memory}
         able = [node for node in nodes if node.get("CPU", 0) > 0]
-        if able and not any(all(node.get(kind, 0) >= amount for kind, amount in wanted.items()) for node in able):
+        if able and not any(all(node.get(kind, 0) >= amount for kind, amount in needs.items()) for node in able):
             most = max(able, key=lambda node: (node.get("GPU", 0), node["CPU"]))
             raise ConfigError(
-                f"a task needs {_amounts(wanted)}, and no node has that (the largest: {_amounts(most)}); ask for less, "
+                f"a task needs {_amounts(needs)}, and no node has that (the largest: {_amounts(most)}); ask for less, "
                 "or add a node"
             )
         options: dict[str, Any] = {"num_cpus": need.cores, "num_gpus": gpus, "max_retries": RETRIES}

@@ -92,10 +92,10 @@ def _watched(modules: Sequence[Attention]) -> Iterator[dict[int, list[Call]]]:
     calls: dict[int, list[Call]] = {}
 
     def keep(number: int) -> Any:
-        def hook(module: Attention, given: tuple[Any, ...], output: tuple[Tensor, Any]) -> None:
+        def hook(module: Attention, inputs: tuple[Any, ...], output: tuple[Tensor, Any]) -> None:
             if output[0].requires_grad:
                 output[0].retain_grad()
-                calls.setdefault(number, []).append((output[0], given[2], module.head_width))
+                calls.setdefault(number, []).append((output[0], inputs[2], module.head_width))
 
         return hook
 

@@ -167,8 +167,8 @@ def _dropout(fields: Fields, name: str, usual: float | None) -> float:
     """The field's value, else the usual value, else the layers' value."""
     if fields.data.get(name) is None and usual is not None:
         return usual
-    given = (one for one in (name, "hidden_dropout_prob", "dropout") if fields.data.get(one) is not None)
-    return fields.number(next(given, "dropout"), 0.1)
+    names = (field for field in (name, "hidden_dropout_prob", "dropout") if fields.data.get(field) is not None)
+    return fields.number(next(names, "dropout"), 0.1)
 
 
 def _tagging_dropout(model_type: str) -> tuple[str, float | None]:
@@ -276,9 +276,9 @@ def _write_classification(head: Classification, config: ModelConfig, model_type:
 
 def _their_prediction(head: TaskHead, model_type: str) -> dict[str, Any]:
     """The fields of the prediction head, which only ModernBERT's tasks have, and always have."""
-    wanted = model_type in SEQUENCE and SEQUENCE[model_type].prediction
-    if wanted != (head.prediction is not None):
-        has = "needs" if wanted else "has no place for"
+    needed = model_type in SEQUENCE and SEQUENCE[model_type].prediction
+    if needed != (head.prediction is not None):
+        has = "needs" if needed else "has no place for"
         raise DataError(f"{model_type} in transformers {has} a prediction head before the last map of a task")
     if head.prediction is None:
         return {}

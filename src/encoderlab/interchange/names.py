@@ -193,26 +193,26 @@ def read(
     covered = set()
     for rule in rules:
         choices = (rule.theirs, rule.dialect, *((tie,) for tie in rule.ties))
-        given = [names for names in choices if names and all(name in theirs for name in names)]
-        if not given:
+        present = [names for names in choices if names and all(name in theirs for name in names)]
+        if not present:
             continue
         covered.add(rule.ours)
         used |= {*rule.theirs, *rule.ties, *rule.dialect}
-        for name in (name for names in given for name in names):
+        for name in (name for names in present for name in names):
             check_precision(name, theirs[name], source)
-        first, *others = ([theirs[name] for name in names] for names in given)
+        first, *others = ([theirs[name] for name in names] for names in present)
         value = _read_one(rule, first, expected[rule.ours], config)
         if value is None:
             shapes = " and ".join(str(tuple(part.shape)) for part in first)
             raise DataError(
-                f"{source}: {given[0][0]} has shape {shapes}, which does not fit {tuple(expected[rule.ours])} "
+                f"{source}: {present[0][0]} has shape {shapes}, which does not fit {tuple(expected[rule.ours])} "
                 "in the configuration; the configuration belongs to other weights"
             )
-        for names, parts in zip(given[1:], others, strict=True):
+        for names, parts in zip(present[1:], others, strict=True):
             other = _read_one(rule, parts, expected[rule.ours], config)
             if other is None or not torch.equal(other, value):
                 raise DataError(
-                    f"{source}: {names[0]} differs from {given[0][0]}; the model is not tied, which is not supported"
+                    f"{source}: {names[0]} differs from {present[0][0]}; the model is not tied, which is not supported"
                 )
         result.weights[rule.ours] = value.to(torch.float32).contiguous()
     result.missing = [name for name in expected if name not in covered]
@@ -280,8 +280,8 @@ def normalized(
     """
     result: dict[str, Tensor] = {}
     origin: dict[str, str] = {}
-    for given, tensor in _split(name_table, tensors, known):
-        name = given.removeprefix("module.").removeprefix("_orig_mod.")
+    for key, tensor in _split(name_table, tensors, known):
+        name = key.removeprefix("module.").removeprefix("_orig_mod.")
         for pattern, replacement in (*RENAMES, *name_table.renames):
             name = re.sub(pattern, replacement, name)
         for candidate in (name, name_table.prefix + name, name.removeprefix(name_table.prefix)):
@@ -289,8 +289,8 @@ def normalized(
                 name = candidate
                 break
         if name in result and not torch.equal(result[name], tensor):
-            raise DataError(f"{source}: {given} differs from {origin[name]}, and both are {name}; delete one of them")
-        result[name], origin[name] = tensor, given
+            raise DataError(f"{source}: {key} differs from {origin[name]}, and both are {name}; delete one of them")
+        result[name], origin[name] = tensor, key
     return result
 
 

@@ -43,8 +43,8 @@ def read(path: Path, *, allow_missing: bool = False) -> Models:
     checkpoint = Checkpoint(path)
     folder = checkpoint.prefix.parent
     skipped = [re.compile(pattern) for pattern in names.IGNORED]
-    wanted = [name for name in checkpoint if not any(pattern.search(name) for pattern in skipped)]
-    tensors = {name: torch.from_numpy(checkpoint.read(name)) for name in wanted}
+    weights = [name for name in checkpoint if not any(pattern.search(name) for pattern in skipped)]
+    tensors = {name: torch.from_numpy(checkpoint.read(name)) for name in weights}
     source = checkpoint.index_path
     if "electra/embeddings/word_embeddings" in tensors:
         return _read_electra(tensors, source, allow_missing=allow_missing)

@@ -30,8 +30,8 @@ def read_config(fields: Fields, *, eps: float) -> ModelConfig:
 
     Their defaults of ``eps`` differ. Arguments that the scripts derive from others may be missing.
     """
-    given = fields.data
-    fields.data = data = {name: value for name, value in given.items() if name not in RUN_OPTIONS}
+    theirs = fields.data
+    fields.data = data = {name: value for name, value in theirs.items() if name not in RUN_OPTIONS}
     data.setdefault("vocab_size", fields.take("n_token", None))
     data.setdefault("untie_r", False)
     data.setdefault("clamp_len", -1)
@@ -42,8 +42,8 @@ def read_config(fields: Fields, *, eps: float) -> ModelConfig:
     if data.pop("adaptive", True) is False:
         data["cutoffs"] = []  # the original's plain softmax is an adaptive one with a single cluster
     elif "cutoffs" not in data:
-        data["cutoffs"] = CUTOFFS.get(given.get("dataset", ""), [])
-        data.setdefault("proj_share_all_but_first", given.get("dataset") != "lm1b")
+        data["cutoffs"] = CUTOFFS.get(theirs.get("dataset", ""), [])
+        data.setdefault("proj_share_all_but_first", theirs.get("dataset") != "lm1b")
     if data.get("d_embed") == -1:
         del data["d_embed"]
     fields.take("proj_same_dim", None)

@@ -125,8 +125,8 @@ def _seed_run(seed: str, entry: Mapping[str, Any], folder: Path) -> SeedRun:
     score = folder / SCORE_FILE
     record = read_signed(score, REMEDY) if score.exists() else {}
     for name in (METRICS, PROVENANCE, *(analysis_file(split) for split in record.get("scores", {}))):
-        wanted = record.get("files", {}).get(name)
-        if wanted is not None and (not (folder / name).exists() or sha256(folder / name) != wanted):
+        digest = record.get("files", {}).get(name)
+        if digest is not None and (not (folder / name).exists() or sha256(folder / name) != digest):
             remedy = f"restore it, or delete {folder} to train it again" if name in (METRICS, PROVENANCE) else REMEDY
             raise DataError(f"{folder / name}: is missing, or not what was written; {remedy}")
     lines = [flatten(line) for line in read_lines(folder / METRICS)] if (folder / METRICS).exists() else []

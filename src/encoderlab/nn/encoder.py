@@ -295,7 +295,7 @@ class Encoder(nn.Module):
         _check_shapes(ids, doc, attention_mask, positions, segments, visible, reverse)
         remembered = _remembered(memory)
         self._check_memory(memory)
-        masked, given = attention_mask is not None, positions
+        masked, explicit = attention_mask is not None, positions
         if attention_mask is not None:
             doc = torch.where(attention_mask.bool(), 0, -1)
         asking = self._asking(doc, masked)
@@ -304,7 +304,7 @@ class Encoder(nn.Module):
         by_document = visible_by_document(doc, asking, visible, remembered)
         if masked and by_document is not None and isinstance(self.config.position, RelativeShift):
             by_document = with_itself(by_document, remembered)
-        rotation, nearby = self._rotations(remembered, ids.shape[1], given, x.device)
+        rotation, nearby = self._rotations(remembered, ids.shape[1], explicit, x.device)
         scope = Scope(
             doc=doc,
             positions=positions,
@@ -445,7 +445,7 @@ class Encoder(nn.Module):
         return doc if doc is None or branch is None or branch.mask_padding else continued(doc)
 
     def _positions(
-        self, ids: Tensor, doc: Tensor | None, asking: Tensor | None, given: Tensor | None, masked: bool
+        self, ids: Tensor, doc: Tensor | None, asking: Tensor | None, explicit: Tensor | None, masked: bool
     ) -> Tensor | None:
         """The absolute position of each token, (B, L) or (1, L); None where the model reads none.
 
@@ -453,15 +453,15 @@ class Encoder(nn.Module):
         the caller gave positions.
         """
         embeddings, limit, length = self.embeddings, self.config.max_length, ids.shape[1]
-        if given is not None:
-            positions = given
+        if explicit is not None:
+            positions = explicit
         elif masked:
             positions = counted(ids, embeddings.offset)
         elif embeddings.positions is not None or embeddings.sinusoidal or (limit is not None and length > limit):
             positions = places(asking, length, ids.device)
         else:
             return None
-        if limit is None or (length <= limit and given is None):
+        if limit is None or (length <= limit and explicit is None):
             return positions
         used = positions if doc is None or masked else torch.where(doc >= 0, positions, 0)
         longest = int(used.max()) + 1
@@ -543,14 +543,14 @@ def _check_shapes(
     if ids.ndim != 2:
         raise ConfigError(f"ids of shape {list(ids.shape)}, expected (rows, tokens); for one text give ids[None]")
     rows, length = ids.shape
-    given = {
+    tensors = {
         "doc": (doc, (length,)),
         "attention_mask": (attention_mask, (length,)),
         "positions": (positions, (length,)),
         "segments": (segments, (length,)),
         "visible": (visible, (length, length)),
     }
-    for name, (x, shape) in given.items():
+    for name, (x, shape) in tensors.items():
         if x is not None and (x.shape[1:] != shape or x.shape[0] not in (1, rows)):
             raise ConfigError(f"{name} of shape {list(x.shape)}, expected {[rows, *shape]} for ids {list(ids.shape)}")
     if doc is not None and doc.dtype == torch.bool:

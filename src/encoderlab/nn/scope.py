@@ -127,8 +127,8 @@ class Scope:
             index = at[:, None, :, None].expand(-1, -1, -1, mask.shape[-1])
             return mask.expand(at.shape[0], -1, -1, -1).gather(2, index)
 
-        given = None if visible is None else F.pad(visible, (remembered, 0), value=True)[:, None]
-        mask = of(self.visible) if given is None else given
+        replaced = None if visible is None else F.pad(visible, (remembered, 0), value=True)[:, None]
+        mask = of(self.visible) if replaced is None else replaced
         return replace(self, visible=mask, different=of(self.different), at=at, keep_keyed=True)
 
 

@@ -179,9 +179,9 @@ class Distill(Objective):
         if settings.logits_weight:
             compared = every if settings.at == "real" else chosen
             with torch.no_grad():
-                wanted = teacher.token_logits(theirs, compared)
+                target = teacher.token_logits(theirs, compared)
             logits = student.token_logits(states, compared, noise)
-            terms["logits"] = soft_term(logits, wanted, settings.temperature, settings.logits_weight)
+            terms["logits"] = soft_term(logits, target, settings.temperature, settings.logits_weight)
         if settings.mlm_weight:
             term = lm_term(student, student.token_states(states, chosen, noise), targets)
             terms["mlm"] = replace(term, weight=settings.mlm_weight)
@@ -219,12 +219,12 @@ class Distill(Objective):
                 continue
             mine = self.student.encoder.attention_scores(states, own - 1)
             with torch.no_grad():
-                wanted = self.teacher.encoder.attention_scores(theirs, their - 1)
+                target = self.teacher.encoder.attention_scores(theirs, their - 1)
             if self.settings.attention == "scores":
-                gap = ((mine.float() - wanted.float()).square().mean(1) * seen).sum(-1) / seen.sum(-1).clamp(min=1)
+                gap = ((mine.float() - target.float()).square().mean(1) * seen).sum(-1) / seen.sum(-1).clamp(min=1)
             else:
-                ours, given = (_log_attention(scores.float(), seen) for scores in (mine, wanted))
-                gap = F.kl_div(ours, given, log_target=True, reduction="none").sum(-1).mean(1) * seen.any(-1)
+                ours, targets = (_log_attention(scores.float(), seen) for scores in (mine, target))
+                gap = F.kl_div(ours, targets, log_target=True, reduction="none").sum(-1).mean(1) * seen.any(-1)
             total = total + gap.sum()
         return total
 
@@ -243,14 +243,14 @@ def _map(inputs: int, outputs: int, deviation: float, seed: int) -> nn.Linear:
     return made
 
 
-def soft_term(logits: Tensor, wanted: Tensor, temperature: float, weight: float) -> Term:
-    """``T^2 KL(softmax(wanted / T) || softmax(logits / T))``, summed over (S, V) rows; hits count equal
+def soft_term(logits: Tensor, targets: Tensor, temperature: float, weight: float) -> Term:
+    """``T^2 KL(softmax(targets / T) || softmax(logits / T))``, summed over (S, V) rows; hits count equal
     first choices.
     """
     ours = (logits.float() / temperature).log_softmax(-1)
-    theirs = (wanted.float() / temperature).log_softmax(-1)
+    theirs = (targets.float() / temperature).log_softmax(-1)
     loss = F.kl_div(ours, theirs, log_target=True, reduction="sum") * temperature**2
-    return Term(loss, len(logits), weight, (logits.argmax(-1) == wanted.argmax(-1)).sum())
+    return Term(loss, len(logits), weight, (logits.argmax(-1) == targets.argmax(-1)).sum())
 
 
 @torch.no_grad()
@@ -267,12 +267,12 @@ def copy_layers(student: Model, teacher: Model, layers: tuple[int, ...]) -> None
         raise ConfigError(f"student_from {list(layers)} must name {depth} teacher layers between 0 and {available - 1}")
     pairs = [(student.encoder.block(i), teacher.encoder.block(j)) for i, j in enumerate(layers)]
     for own, theirs in pairs:
-        wanted, given = own.state_dict(), theirs.state_dict()
-        if {k: v.shape for k, v in wanted.items()} != {k: v.shape for k, v in given.items()}:
+        ours, weights = own.state_dict(), theirs.state_dict()
+        if {k: v.shape for k, v in ours.items()} != {k: v.shape for k, v in weights.items()}:
             raise ConfigError(
                 "student_from copies whole layers, but student and teacher layers differ in shape; leave it empty"
             )
-        own.load_state_dict(given)
+        own.load_state_dict(weights)
     outside = {k: v for k, v in teacher.state_dict().items() if not k.startswith("encoder.blocks.")}
     target = student.state_dict()
     fitting = {k: v for k, v in outside.items() if k in target and target[k].shape == v.shape}

@@ -36,8 +36,8 @@ def labelled_files(folder: Path) -> dict[str, list[Path]]:
         return {}
     files = [path for path in folder.rglob("*") if path.suffix.lower() in _LAYOUT and path.is_file()]
     inside = [path for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
-    found = splits_of(inside)
-    return found if "train" in found or "test" in found else {}
+    splits = splits_of(inside)
+    return splits if "train" in splits or "test" in splits else {}
 
 
 def dataset_files(folder: Path) -> dict[str, list[Path]]:
@@ -58,14 +58,14 @@ def splits_of(files: Iterable[Path]) -> dict[str, list[Path]]:
     """Data files by the split that their names, or those of their folders, say, as ``datasets`` reads them on the Hub:
     ``data/train-00000-of-00002.parquet``, ``test.jsonl``, ``validation/part.json``. Empty if one of them says none.
     """
-    found: dict[str, list[Path]] = {}
+    splits: dict[str, list[Path]] = {}
     for file in sorted(files):
         words = [set(re.split(r"[^a-z]+", part.lower())) for part in (file.name, file.parent.name)]
         named = next((split for part in words for split, names in _SPLIT_NAMES.items() if part & names), None)
         if named is None:
             return {}
-        found.setdefault(named, []).append(file)
-    return found
+        splits.setdefault(named, []).append(file)
+    return splits
 
 
 def _files(folder: Path) -> list[Path]:

@@ -217,14 +217,14 @@ def find(url: str) -> list[str]:
     else:
         entries = attempt(url, lambda: system.find(path, detail=True))
     start = path.rstrip("/") + "/"
-    found = []
+    places = []
     for name, entry in entries.items():
         inside = name.removeprefix(start) if name.startswith(start) else name.rpartition("/")[2]
         if entry["type"] == "file" and not any(part.startswith(".") for part in inside.split("/")):
             place = f"{protocol}://{name.lstrip('/')}" if "://" not in name else name
             _KNOWN[place] = _info(entry)
-            found.append(place)
-    return sorted(found)
+            places.append(place)
+    return sorted(places)
 
 
 def read_bytes(url: str) -> bytes:

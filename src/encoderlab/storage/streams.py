@@ -95,18 +95,18 @@ class RemoteFile(io.RawIOBase):
 
     def _block(self, number: int) -> bytes:
         last = (self._info.size - 1) // BLOCK
-        wanted = [number]
+        needed = [number]
         if number in (self._last, self._last + 1):
-            wanted += range(number + 1, min(number + AHEAD, last) + 1)
+            needed += range(number + 1, min(number + AHEAD, last) + 1)
         self._last = number
-        for other in wanted:
+        for other in needed:
             if other not in self._blocks:
                 self._blocks[other] = self._pool.submit(self._fetch, other)
-        found = self._blocks[number].result()
+        block = self._blocks[number].result()
         for old in list(self._blocks)[: max(0, len(self._blocks) - KEPT - AHEAD)]:
-            if old not in wanted:
+            if old not in needed:
                 del self._blocks[old]
-        return found
+        return block
 
     def _fetch(self, number: int) -> bytes:
         start = number * BLOCK

@@ -151,8 +151,8 @@ class Study(Bounded):
     @property
     def amounts(self) -> tuple[float, ...]:
         """The budgets, ascending."""
-        given = self.budget[self.unit]
-        return tuple(sorted(map(float, given if isinstance(given, (list, tuple)) else [given])))
+        values = self.budget[self.unit]
+        return tuple(sorted(map(float, values if isinstance(values, (list, tuple)) else [values])))
 
 
 def read(path: Path) -> tuple[Study, dict[str, Arm]]:
@@ -198,10 +198,10 @@ def _check_budget(study: Study, where: str) -> None:
     if len(units) != 1:
         raise ConfigError(f"{where}: budget has {', '.join(units) or 'no unit'}; give one of {', '.join(UNITS)}")
     for key, value in study.budget.items():
-        given = value if isinstance(value, (list, tuple)) else [value]
+        amounts = value if isinstance(value, (list, tuple)) else [value]
         several = key != "parameters"
-        fits = all(isinstance(one, (int, float)) and not isinstance(one, bool) and 0 < one < 1e40 for one in given)
-        if not given or not fits or len(set(given)) < len(given) or not several and given != [value]:
+        fits = all(isinstance(one, (int, float)) and not isinstance(one, bool) and 0 < one < 1e40 for one in amounts)
+        if not amounts or not fits or len(set(amounts)) < len(amounts) or not several and amounts != [value]:
             raise ConfigError(f"{where}: budget.{key} is {value!r}, expected numbers above 0, each once")
 
 

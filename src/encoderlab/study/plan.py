@@ -84,10 +84,10 @@ class StudyPlan:
         of the budget.
         """
         tune = self.study.tune
-        given = amount * tune.share if trial and tune else amount
+        size = amount * tune.share if trial and tune else amount
         if self.study.unit == "steps":
-            given = max(1, round(given))
-        recipe = replace(self._recipes[arm], budget=Budget(amount=given, unit=self.study.unit), seed=seed)
+            size = max(1, round(size))
+        recipe = replace(self._recipes[arm], budget=Budget(amount=size, unit=self.study.unit), seed=seed)
         if value is not None and tune is not None:
             recipe = override(recipe, {tune.field: value}, where="tune")
         if not {"evaluation.every"} & {*flatten(self.study.set), *flatten(self.arms[arm].set)}:

@@ -99,8 +99,8 @@ class Results:
         study = self.plan.study
         baseline = study.baseline or next(iter(self.plan.arms))
         others = [arm for arm in self.plan.arms if arm != baseline]
-        given = study.claims or tuple(Claim(better=arm, than=baseline) for arm in others)
-        return [replace(claim, by=by) for claim in given for by in ([claim.by] if claim.by else self.measures)]
+        claims = study.claims or tuple(Claim(better=arm, than=baseline) for arm in others)
+        return [replace(claim, by=by) for claim in claims for by in ([claim.by] if claim.by else self.measures)]
 
     def _comparable(self, one: str, two: str, measure: str) -> str | None:
         """Why losses of two arms cannot be compared; None if they can.

@@ -126,7 +126,7 @@ def _known(path: Path, result: Path, spec: dict[str, Any], cell: Cell) -> dict[s
         Damaged: its result or its input is not what was written.
     """
     try:
-        found = read_record(result)
+        record = read_record(result)
     except FileNotFoundError:
         return None
     try:
@@ -141,7 +141,7 @@ def _known(path: Path, result: Path, spec: dict[str, Any], cell: Cell) -> dict[s
             raise ConfigError(
                 f"{cell.name}: was run with another {key}; restore the study's file, or give another --out"
             )
-    return found
+    return record
 
 
 def _ended(ended: Ended, out: Path) -> dict[str, Any] | None:

@@ -119,18 +119,18 @@ TRAINING_ONLY = (
 @torch.no_grad()
 def take(model: Model, source: Model, name: str) -> None:
     """Copy the weights of ``source`` into ``model``; heads that only one of them has are reported."""
-    wanted, given = dict(model.named_parameters()), dict(source.named_parameters())
-    if missing := sorted(wanted.keys() - given.keys()):
+    ours, theirs = dict(model.named_parameters()), dict(source.named_parameters())
+    if missing := sorted(ours.keys() - theirs.keys()):
         log.warning("%s has no %s; these start fresh", name, ", ".join(missing))
-    if unused := sorted(given.keys() - wanted.keys()):
+    if unused := sorted(theirs.keys() - ours.keys()):
         log.warning("%s has %s, which the recipe does not use", name, ", ".join(unused))
-    for key in wanted.keys() & given.keys():
-        if wanted[key].shape != given[key].shape:
+    for key in ours.keys() & theirs.keys():
+        if ours[key].shape != theirs[key].shape:
             raise ConfigError(
-                f"{name}: {key} is {tuple(given[key].shape)} there and {tuple(wanted[key].shape)} in the recipe; "
+                f"{name}: {key} is {tuple(theirs[key].shape)} there and {tuple(ours[key].shape)} in the recipe; "
                 "use the recipe of its architecture and size"
             )
-        wanted[key].copy_(given[key])
+        ours[key].copy_(theirs[key])
 
 
 def same_ids(model: Model, tokenizer: Tokenizer, name: str) -> Model:

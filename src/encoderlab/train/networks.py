@@ -48,18 +48,20 @@ def fit(recipe: Recipe, tokenizer: Tokenizer, *, resumed: Path | None = None) ->
     recipe = replace(recipe, model=resized(recipe.model, vocab=vocab), generator=generator)
     if recipe.init_from is None:
         return recipe
-    given, other = _given(recipe, tokenizer, resumed)
-    if given is None:
+    source, source_generator = _architectures(recipe, tokenizer, resumed)
+    if source is None:
         return recipe  # another kind of run; opening the folder will refuse it
-    model = continuing(recipe.model, given, recipe.init_from)
+    model = continuing(recipe.model, source, recipe.init_from)
     if recipe.generator is None:
         return replace(recipe, model=model)
-    if recipe.fresh_generator or other is None:
+    if recipe.fresh_generator or source_generator is None:
         return replace(recipe, model=model, generator=resized(recipe.generator, vocab=model.encoder.vocab))
-    return replace(recipe, model=model, generator=continuing(recipe.generator, other, recipe.init_from))
+    return replace(recipe, model=model, generator=continuing(recipe.generator, source_generator, recipe.init_from))
 
 
-def _given(recipe: Recipe, tokenizer: Tokenizer, resumed: Path | None) -> tuple[ModelConfig | None, ModelConfig | None]:
+def _architectures(
+    recipe: Recipe, tokenizer: Tokenizer, resumed: Path | None
+) -> tuple[ModelConfig | None, ModelConfig | None]:
     """The architectures of the model and the generator to continue, or None.
 
     Read from the model in ``init_from``, or from the record of the ``resumed`` run, because that model may have been
@@ -69,8 +71,8 @@ def _given(recipe: Recipe, tokenizer: Tokenizer, resumed: Path | None) -> tuple[
         model, generator = source_of(recipe, tokenizer)
         return model.config, None if generator is None else generator.config
     known = read_file(resumed / RECIPE)
-    given, other = (known.get(key) and from_dict(ModelConfig, known[key]) for key in ("model", "generator"))
-    return given, other
+    first, second = (known.get(key) and from_dict(ModelConfig, known[key]) for key in ("model", "generator"))
+    return first, second
 
 
 def check_segments(recipe: Recipe, tokenizer: Tokenizer, **networks: ModelConfig | None) -> None:

@@ -127,11 +127,11 @@ class Evaluation(Bounded):
         Raises:
             ConfigError: the line has no such number.
         """
-        wanted = self.best or ""
+        name = self.best or ""
         numbers = {"loss": line.get("loss")} | line.get("accuracy", {}) | line.get("scores", {})
-        if numbers.get(wanted) is None:
-            raise ConfigError(f"evaluation.best {wanted!r} is not a number of the validation{nearest(wanted, numbers)}")
-        return float(numbers[wanted])
+        if numbers.get(name) is None:
+            raise ConfigError(f"evaluation.best {name!r} is not a number of the validation{nearest(name, numbers)}")
+        return float(numbers[name])
 
     def improves(self, value: float, on: float | None) -> bool:
         """Whether ``value`` is better than ``on``, the best number so far or None; NaN is not."""

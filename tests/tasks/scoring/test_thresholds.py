@@ -19,7 +19,7 @@ from encoderlab.tasks.runs.apply import predictor_of
 from encoderlab.tasks.runs.finetune import FinetuneRecipe, finetune
 from encoderlab.tasks.runs.predict import predict_ensemble
 from encoderlab.tasks.scoring.metrics import precision_recall
-from encoderlab.tasks.scoring.thresholds import Wanted, threshold_for
+from encoderlab.tasks.scoring.thresholds import Goal, threshold_for
 from encoderlab.train.optim import AdamW
 from tests.tasks.synthetic import data, split
 from tests.tasks.tiny import model
@@ -34,7 +34,7 @@ PAIRS = st.lists(
 @given(PAIRS, st.sampled_from([0.2, 0.5, 0.75, 1.0]), st.booleans())
 def test_no_other_threshold_is_better(pairs: list[tuple[float, bool]], least: float, for_recall: bool) -> None:
     p, right = (np.array(column) for column in zip(*pairs, strict=True))
-    wanted = Wanted(None, least) if for_recall else Wanted(least, None)
+    wanted = Goal(None, least) if for_recall else Goal(least, None)
     chosen = threshold_for(p, right, wanted)
     if not right.any():
         assert chosen.threshold == 0.5

@@ -117,13 +117,13 @@ def export(
     return record
 
 
-def _longest(graph: Graph, wanted: int | None) -> int:
-    if wanted is None:
+def _longest(graph: Graph, length: int | None) -> int:
+    if length is None:
         return graph.longest
     most = graph.model.config.encoder.max_length
-    if wanted < 2 or (most is not None and wanted > most):
-        raise ConfigError(f"length {wanted}, expected 2 to {most or 'any number of'} tokens, special ones included")
-    return wanted
+    if length < 2 or (most is not None and length > most):
+        raise ConfigError(f"length {length}, expected 2 to {most or 'any number of'} tokens, special ones included")
+    return length
 
 
 def _model_files(model: Model, aside: Path) -> tuple[str, list[str]]:

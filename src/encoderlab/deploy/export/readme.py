@@ -153,13 +153,13 @@ def _others(record: dict[str, Any], graph: Graph, model: Model) -> list[str]:
             f"```python\n{code}\n```",
         ]
     if not graph.beam and model_type not in ("xlnet", "transfo-xl") and not choice:
-        given = '"Who?", "It was Ann."' if graph.use == "span" else f'"{sentence}"'
+        arguments = '"Who?", "It was Ann."' if graph.use == "span" else f'"{sentence}"'
         dtype = "q8" if record.get("int8", {}).get("kept") else "fp32"
         code = (
             'import { env, pipeline } from "@huggingface/transformers";\n\n'
             'env.allowRemoteModels = false;\nenv.localModelPath = "..";  // the folder that this folder lies in\n'
             f'const pipe = await pipeline("{PIPELINES[graph.use]}", "THIS_FOLDER", {{ dtype: "{dtype}" }});\n'
-            f"console.log(await pipe({given}));"
+            f"console.log(await pipe({arguments}));"
         )
         parts += ["## transformers.js", f"```js\n{code}\n```"]
     if graph.use in ("states", "classification") and not choice and model_type in sum(SERVED.values(), ()):

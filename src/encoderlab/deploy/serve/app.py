@@ -162,10 +162,10 @@ class Server:
             try:
                 if not self.ready:
                     raise Problem(503, "the model is loading; try again soon", "Unhealthy", retry_after="2")
-                wanted = parsed(adapter, await body_of(request, self.limits))
+                body = parsed(adapter, await body_of(request, self.limits))
                 if path not in ("/tokenize", "/decode"):
                     self.engine.check_wait()  # before the work of tokenizing
-                result = await handler(wanted, timing, request)
+                result = await handler(body, timing, request)
             except (Problem, Overloaded) as refused:
                 problem = _overloaded(refused) if isinstance(refused, Overloaded) else refused
                 self.metrics.failure.labels(problem.kind.lower()).inc()
@@ -239,7 +239,7 @@ class Server:
     # Vectors
 
     async def _vectors(
-        self, wanted: Any, texts: Sequence[Any], timing: Timing, request: Request, *, kind: Any = "vectors"
+        self, body: Any, texts: Sequence[Any], timing: Timing, request: Request, *, kind: Any = "vectors"
     ) -> list[np.ndarray]:
         self._check(texts, timing)
         if not self.service.gives_vectors:
@@ -251,8 +251,8 @@ class Server:
                 "token ids are refused, because those of another tokenizer would be read as words; send texts (of "
                 "langchain: check_embedding_ctx_length=False), or start the server with --accept-ids",
             )
-        truncate = getattr(wanted, "truncate", None) is not False
-        side = str(getattr(wanted, "truncation_direction", "Right")).capitalize()
+        truncate = getattr(body, "truncate", None) is not False
+        side = str(getattr(body, "truncation_direction", "Right")).capitalize()
         make = lambda: self.service.texts(kind, texts, truncate=truncate, side=side)  # type: ignore[arg-type]  # noqa: E731
         return await self._computed(await self._prepared(timing, make), timing, request)
 
@@ -266,28 +266,28 @@ class Server:
             whole = whole / np.maximum(np.linalg.norm(whole, axis=1, keepdims=True), 1e-12)
         return np.ascontiguousarray(whole, np.float32)
 
-    async def embed(self, wanted: shapes.Embed, timing: Timing, request: Request) -> Any:
-        vectors = await self._vectors(wanted, _several(wanted.inputs), timing, request)
+    async def embed(self, body: shapes.Embed, timing: Timing, request: Request) -> Any:
+        vectors = await self._vectors(body, _several(body.inputs), timing, request)
         return self._finished(
-            vectors, wanted.dimensions, self.service.normalize if wanted.normalize is None else wanted.normalize
+            vectors, body.dimensions, self.service.normalize if body.normalize is None else body.normalize
         )
 
-    async def embed_all(self, wanted: shapes.EmbedAll, timing: Timing, request: Request) -> Any:
-        return await self._vectors(wanted, _several(wanted.inputs), timing, request, kind="tokens")
+    async def embed_all(self, body: shapes.EmbedAll, timing: Timing, request: Request) -> Any:
+        return await self._vectors(body, _several(body.inputs), timing, request, kind="tokens")
 
-    async def similarity(self, wanted: shapes.Similarity, timing: Timing, request: Request) -> Any:
-        texts = [wanted.inputs.source_sentence, *wanted.inputs.sentences]
-        vectors = self._finished(await self._vectors(wanted.parameters, texts, timing, request), None, True)
+    async def similarity(self, body: shapes.Similarity, timing: Timing, request: Request) -> Any:
+        texts = [body.inputs.source_sentence, *body.inputs.sentences]
+        vectors = self._finished(await self._vectors(body.parameters, texts, timing, request), None, True)
         return vectors[1:] @ vectors[0]
 
-    async def openai(self, wanted: shapes.OpenAIEmbeddings, timing: Timing, request: Request) -> Any:
-        self._check_model(wanted.model)
+    async def openai(self, body: shapes.OpenAIEmbeddings, timing: Timing, request: Request) -> Any:
+        self._check_model(body.model)
         vectors = self._finished(
-            await self._vectors(wanted, _several(wanted.input), timing, request),
-            wanted.dimensions,
+            await self._vectors(body, _several(body.input), timing, request),
+            body.dimensions,
             self.service.normalize,
         )
-        plain = wanted.encoding_format == "float"
+        plain = body.encoding_format == "float"
         assert timing.job is not None
         used = sum(entry.tokens for entry in timing.job.entries)
         return {
@@ -318,7 +318,7 @@ class Server:
         return await self._computed(works, timing, request)
 
     async def _classes(
-        self, pairs: Sequence[Sequence[str]], wanted: Any, timing: Timing, request: Request, function: str | None
+        self, pairs: Sequence[Sequence[str]], body: Any, timing: Timing, request: Request, function: str | None
     ) -> list[list[dict[str, Any]]]:
         """Labels with their scores, the best first."""
         form = self.service.form
@@ -327,9 +327,9 @@ class Server:
         self._check(pairs, timing)
         for pair in pairs:
             self._check(pair, timing)
-        if getattr(wanted, "truncation_direction", "Right").capitalize() != "Right":
+        if getattr(body, "truncation_direction", "Right").capitalize() != "Right":
             raise Problem(422, "a head of fine-tuning reads the beginning of a text; leave truncation_direction out")
-        if getattr(wanted, "truncate", None) is False:
+        if getattr(body, "truncate", None) is False:
             await self._prepared(timing, lambda: self.service.check_lengths(pairs))
         examples = [Text(id="", text=pair[0], pair=pair[1] if len(pair) > 1 else None) for pair in pairs]
         classes = []
@@ -348,40 +348,40 @@ class Server:
             classes.append(sorted(named, key=lambda one: -one["score"]))
         return classes
 
-    async def predict(self, wanted: shapes.Predict, timing: Timing, request: Request) -> Any:
-        given: Any = wanted.inputs
+    async def predict(self, body: shapes.Predict, timing: Timing, request: Request) -> Any:
+        inputs: Any = body.inputs
         # A flat list of two texts is one pair.
-        one = isinstance(given, str) or (len(given) > 0 and isinstance(given[0], str))
-        pairs = [[given] if isinstance(given, str) else given] if one else given
-        classes = await self._classes(pairs, wanted, timing, request, "none" if wanted.raw_scores else None)
-        return classes[0] if one else classes
+        single = isinstance(inputs, str) or (len(inputs) > 0 and isinstance(inputs[0], str))
+        pairs = [[inputs] if isinstance(inputs, str) else inputs] if single else inputs
+        classes = await self._classes(pairs, body, timing, request, "none" if body.raw_scores else None)
+        return classes[0] if single else classes
 
-    async def classify(self, wanted: shapes.Classify, timing: Timing, request: Request) -> Any:
-        parameters = wanted.parameters or shapes.ClassifyParameters()
-        pairs = [[text] for text in _several(wanted.inputs)]
+    async def classify(self, body: shapes.Classify, timing: Timing, request: Request) -> Any:
+        parameters = body.parameters or shapes.ClassifyParameters()
+        pairs = [[text] for text in _several(body.inputs)]
         classes = await self._classes(pairs, None, timing, request, parameters.function_to_apply)
         return [one[: parameters.top_k] for one in classes]
 
-    async def _ranked(self, query: str, texts: Sequence[str], wanted: Any, timing: Timing, request: Request) -> Any:
+    async def _ranked(self, query: str, texts: Sequence[str], body: Any, timing: Timing, request: Request) -> Any:
         """Indices and scores of texts, the best first."""
         if self.service.labels != NUMBER:
             raise Problem(424, "the model is not a re-ranker, which gives one number for two texts", "Backend")
         self._check([query], timing)
-        classes = await self._classes([[query, text] for text in texts], wanted, timing, request, None)
+        classes = await self._classes([[query, text] for text in texts], body, timing, request, None)
         scores = [one[0]["score"] for one in classes]
         return sorted(enumerate(scores), key=lambda one: -one[1])
 
-    async def rerank(self, wanted: shapes.Rerank, timing: Timing, request: Request) -> Any:
-        ranked = await self._ranked(wanted.query, wanted.texts, wanted, timing, request)
+    async def rerank(self, body: shapes.Rerank, timing: Timing, request: Request) -> Any:
+        ranked = await self._ranked(body.query, body.texts, body, timing, request)
         return [
-            {"index": index, "score": score} | ({"text": wanted.texts[index]} if wanted.return_text else {})
+            {"index": index, "score": score} | ({"text": body.texts[index]} if body.return_text else {})
             for index, score in ranked
         ]
 
-    async def cohere(self, wanted: shapes.CohereRerank, timing: Timing, request: Request) -> Any:
-        self._check_model(wanted.model)
-        texts = [one if isinstance(one, str) else one.get("text", "") for one in wanted.documents]
-        ranked = (await self._ranked(wanted.query, texts, None, timing, request))[: wanted.top_n]
+    async def cohere(self, body: shapes.CohereRerank, timing: Timing, request: Request) -> Any:
+        self._check_model(body.model)
+        texts = [one if isinstance(one, str) else one.get("text", "") for one in body.documents]
+        ranked = (await self._ranked(body.query, texts, None, timing, request))[: body.top_n]
         assert timing.job is not None
         tokens = sum(entry.tokens for entry in timing.job.entries)
         return {
@@ -389,15 +389,15 @@ class Server:
             "model": self.service.name,
             "results": [
                 {"index": index, "relevance_score": score}
-                | ({"document": {"text": texts[index]}} if wanted.return_documents else {})
+                | ({"document": {"text": texts[index]}} if body.return_documents else {})
                 for index, score in ranked
             ],
             "usage": {"total_tokens": tokens, "prompt_tokens": tokens},
             "meta": {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}},
         }
 
-    async def tag(self, wanted: shapes.Tag, timing: Timing, request: Request) -> Any:
-        texts = _several(wanted.inputs)
+    async def tag(self, body: shapes.Tag, timing: Timing, request: Request) -> Any:
+        texts = _several(body.inputs)
         self._check(texts, timing)
         words_by_text = [words_of(text) for text in texts]
         examples = [
@@ -410,17 +410,17 @@ class Server:
         assert self.service.predictor is not None
         predictions = self.service.predictor.form.decode(items, outputs, examples)
         tags = iter(zip(predictions.values, predictions.details, strict=True))
-        parameters = wanted.parameters or shapes.TagParameters()
+        parameters = body.parameters or shapes.TagParameters()
         plain, ignored = parameters.aggregation_strategy == "none", parameters.ignore_labels or ["O"]
         answers = []
         for text, words in zip(texts, words_by_text, strict=True):
             values, detail = next(tags) if words else ((), {"scores": []})
             make = _entities if plain else _groups
             answers.append(make(text, words, values, detail["scores"], ignored))
-        return answers[0] if isinstance(wanted.inputs, str) else answers
+        return answers[0] if isinstance(body.inputs, str) else answers
 
-    async def answer_question(self, wanted: shapes.AnswerQuestion, timing: Timing, request: Request) -> Any:
-        asked = wanted.inputs
+    async def answer_question(self, body: shapes.AnswerQuestion, timing: Timing, request: Request) -> Any:
+        asked = body.inputs
         self._check([asked.question], timing)
         self._check([asked.context], timing)
         examples = [Question(id="q", question=asked.question, passage=asked.context)]
@@ -435,54 +435,54 @@ class Server:
             {"answer": s["text"], "score": s["probability"], "start": s.get("start", 0), "end": s.get("end", 0)}
             for s in spans
         ]
-        top = wanted.parameters.top_k if wanted.parameters else None
+        top = body.parameters.top_k if body.parameters else None
         return answers[: top or 1] if top else answers[0]
 
-    async def pretrained(self, wanted: Any, timing: Timing, request: Request) -> Any:
+    async def pretrained(self, body: Any, timing: Timing, request: Request) -> Any:
         """``POST /`` for a model without a fine-tuned head: vectors, similarities, or masks if the text has one."""
-        if isinstance(wanted, shapes.Similarity):
-            return await self.similarity(wanted, timing, request)
-        texts = _several(wanted.inputs)
+        if isinstance(body, shapes.Similarity):
+            return await self.similarity(body, timing, request)
+        texts = _several(body.inputs)
         mask = self.service.tokenizer.token(self.service.tokenizer.special.mask)
         masked = [isinstance(text, str) and (mask in text or "[MASK]" in text) for text in texts]
         vectors = self.service.gives_vectors and not any(masked)
-        if isinstance(wanted, shapes.Embed) and (vectors or not self.service.fills_masks):
-            return await self.embed(wanted, timing, request)
+        if isinstance(body, shapes.Embed) and (vectors or not self.service.fills_masks):
+            return await self.embed(body, timing, request)
         self._check(texts, timing)
         if not all(masked):
             raise Problem(422, f"a text has no {mask}; write it where the model should predict a word")
-        parameters = getattr(wanted, "parameters", None) or shapes.MaskParameters()
+        parameters = getattr(body, "parameters", None) or shapes.MaskParameters()
         top = parameters.top_k or 5
-        given = [text.replace("[MASK]", mask) for text in texts]
-        sizes = await self._prepared(timing, lambda: [len(x) + 2 for x in self.service.tokenizer.encode_batch(given)])
+        texts = [text.replace("[MASK]", mask) for text in texts]
+        sizes = await self._prepared(timing, lambda: [len(x) + 2 for x in self.service.tokenizer.encode_batch(texts)])
         targets = None if parameters.targets is None else tuple(_several(parameters.targets))
-        works = Works("masks", [(text, top, targets) for text in given], sizes)
+        works = Works("masks", [(text, top, targets) for text in texts], sizes)
         results = await self._computed(works, timing, request)
         answers = [
             [[vars(guess) for guess in guesses] for guesses in masks] if len(masks) > 1 else [vars(g) for g in masks[0]]
             for masks in results
         ]
-        return answers[0] if isinstance(wanted.inputs, str) else answers
+        return answers[0] if isinstance(body.inputs, str) else answers
 
     # Why
 
-    async def explain(self, wanted: shapes.Explain, timing: Timing, request: Request) -> Any:
+    async def explain(self, body: shapes.Explain, timing: Timing, request: Request) -> Any:
         """Integrated gradients, words left out, or attention."""
-        given = wanted.inputs
+        inputs = body.inputs
         if self.service.columns == "options":
             raise Problem(424, "a model that chooses between options is not explained", "Backend")
-        if isinstance(given, shapes.Asked):
-            given = [given.question, given.context]
-        texts = [given] if isinstance(given, str) else given
+        if isinstance(inputs, shapes.Asked):
+            inputs = [inputs.question, inputs.context]
+        texts = [inputs] if isinstance(inputs, str) else inputs
         self._check(texts, timing)
         asked = ExplanationRequest(
-            method=wanted.method,
+            method=body.method,
             texts=tuple(texts),
-            target=wanted.target,
-            at=wanted.at,
-            steps=wanted.steps,
-            layer=wanted.layer - 1,
-            head=wanted.head - 1,
+            target=body.target,
+            at=body.at,
+            steps=body.steps,
+            layer=body.layer - 1,
+            head=body.head - 1,
         )
         longest = self.service.longest
         sizes = await self._prepared(timing, lambda: [len(x) for x in self.service.tokenizer.encode_batch(texts)])
@@ -492,14 +492,14 @@ class Server:
 
     # Tokens
 
-    async def tokenize(self, wanted: shapes.Tokenize, timing: Timing, request: Request) -> Any:
-        texts = _several(wanted.inputs)
+    async def tokenize(self, body: shapes.Tokenize, timing: Timing, request: Request) -> Any:
+        texts = _several(body.inputs)
         self._check(texts, timing)
         tokenizer = self.service.tokenizer
 
         def make() -> Any:
             tokens = []
-            for encoding in tokenizer.backend.encode_batch(texts, add_special_tokens=wanted.add_special_tokens):
+            for encoding in tokenizer.backend.encode_batch(texts, add_special_tokens=body.add_special_tokens):
                 rows = zip(encoding.ids, encoding.tokens, encoding.special_tokens_mask, encoding.offsets, strict=True)
                 tokens.append(
                     [
@@ -517,14 +517,14 @@ class Server:
 
         return await self._prepared(timing, make)
 
-    async def decode(self, wanted: shapes.Decode, timing: Timing, request: Request) -> Any:
-        rows: Any = wanted.ids if wanted.ids and isinstance(wanted.ids[0], list) else [wanted.ids]
+    async def decode(self, body: shapes.Decode, timing: Timing, request: Request) -> Any:
+        rows: Any = body.ids if body.ids and isinstance(body.ids[0], list) else [body.ids]
         self._check(rows, timing)
         tokenizer = self.service.tokenizer
         if any(index >= tokenizer.vocab_size for row in rows for index in row):
             raise Problem(422, f"an id is outside the vocabulary of {tokenizer.vocab_size} tokens", param="ids")
         return await self._prepared(
-            timing, lambda: [tokenizer.decode(row, skip_special=wanted.skip_special_tokens) for row in rows]
+            timing, lambda: [tokenizer.decode(row, skip_special=body.skip_special_tokens) for row in rows]
         )
 
     # About the server

@@ -93,7 +93,7 @@ class Contender:
         return subprocess.Popen([*self.command, *last], env=told, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
-def contenders(folder: Path, wanted: Sequence[str], python: Path | None) -> list[Contender]:
+def contenders(folder: Path, names: Sequence[str], python: Path | None) -> list[Contender]:
     """Our server, and the chosen others; sentence-transformers runs in the interpreter ``python``."""
     own = (sys.executable, "-m", "encoderlab", "serve", str(folder))
     known = {
@@ -106,7 +106,7 @@ def contenders(folder: Path, wanted: Sequence[str], python: Path | None) -> list
             command=(str(python or sys.executable), "-c", SENTENCE_TRANSFORMERS, str(folder)),
         ),
     }
-    return [known[name] for name in ("own", *wanted)]
+    return [known[name] for name in ("own", *names)]
 
 
 def texts(words: Sequence[str], count: int, seed: int = 0) -> list[str]:
@@ -164,9 +164,9 @@ class _KeptConnection:
             self.streams = None
 
 
-async def closed(port: int, given: Sequence[str], clients: int) -> Load:
+async def closed(port: int, texts: Sequence[str], clients: int) -> Load:
     """Clients that each ask again as soon as they are answered, until all texts are asked."""
-    load, left = Load(), iter(given)
+    load, left = Load(), iter(texts)
 
     async def client() -> None:
         connection = _KeptConnection(port)
@@ -182,7 +182,7 @@ async def closed(port: int, given: Sequence[str], clients: int) -> Load:
     return load
 
 
-async def opened(port: int, given: Sequence[str], rate: float) -> Load:
+async def opened(port: int, texts: Sequence[str], rate: float) -> Load:
     """Requests at a fixed rate, whether or not earlier ones are answered."""
     load, free = Load(), list[_KeptConnection]()
 
@@ -199,7 +199,7 @@ async def opened(port: int, given: Sequence[str], rate: float) -> Load:
         free.append(connection)
 
     began, tasks = time.perf_counter(), list[asyncio.Future[None]]()
-    for number, text in enumerate(given):
+    for number, text in enumerate(texts):
         await asyncio.sleep(max(0.0, began + number / rate - time.perf_counter()))
         tasks.append(asyncio.ensure_future(one(text)))
     await asyncio.gather(*tasks)
@@ -215,11 +215,11 @@ def cpu(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def measured(place: tuple[int, int], given: Sequence[str], clients: int) -> Load:
+def measured(place: tuple[int, int], texts: Sequence[str], clients: int) -> Load:
     """As :func:`closed`, with the time that the server computed; ``place`` is its port and process."""
     port, pid = place
     before = cpu(pid)
-    load = asyncio.run(closed(port, given, clients))
+    load = asyncio.run(closed(port, texts, clients))
     load.cpu = cpu(pid) - before
     return load
 
@@ -291,9 +291,9 @@ def measure(
         for count in clients:
             loads: dict[str, list[Load]] = {name: [] for name in places}
             for turn in range(turns):
-                given = texts(words, requests, seed=turn)
+                sentences = texts(words, requests, seed=turn)
                 for name, place in places.items():
-                    last = measured(place, given, count)
+                    last = measured(place, sentences, count)
                     loads[name].append(last)
                     say(
                         f"{count} clients, {name}: {last.rate:.1f} requests/s, {1000 * last.cpu / requests:.1f} ms each"

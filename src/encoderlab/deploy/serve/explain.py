@@ -100,12 +100,12 @@ class Explainer:
         """The number of each row, (n,); ``ids`` stand in the place of the rows' own."""
         pad = self.graph.model.tokenizer.special.pad  # type: ignore[union-attr]
         device = next(self.model.parameters()).device
-        given = {
+        tensors = {
             "input_ids": stack([row.ids for row in rows], pad) if ids is None else ids,
             "attention_mask": stack([np.ones(len(row.ids)) for row in rows], 0),
             "token_type_ids": stack([row.segments for row in rows], 0),
         }
-        inputs = {name: value.to(device) for name, value in given.items() if name in self.graph.inputs}
+        inputs = {name: value.to(device) for name, value in tensors.items() if name in self.graph.inputs}
         outputs = self.graph(**inputs)
         real = inputs["attention_mask"] > 0
         return torch.stack(

@@ -72,8 +72,8 @@ class GraphService(Service):
 
     def _inputs(self, batch: Batch) -> dict[str, Any]:
         segments = torch.zeros_like(batch.ids) if batch.segments is None else batch.segments
-        given = {"input_ids": batch.ids, "attention_mask": batch.doc >= 0, "token_type_ids": segments}
-        return {name: tensor.long().numpy() for name, tensor in given.items()}
+        tensors = {"input_ids": batch.ids, "attention_mask": batch.doc >= 0, "token_type_ids": segments}
+        return {name: tensor.long().numpy() for name, tensor in tensors.items()}
 
     def _filled(self, text: str, top: int, targets: Sequence[str] | None) -> Any:
         def probabilities(model: Model, batch: Batch, places: Tensor) -> Tensor:

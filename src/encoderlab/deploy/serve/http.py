@@ -174,10 +174,10 @@ class Guard:
         )
 
     def _admits(self, headers: list[tuple[bytes, bytes]]) -> bool:
-        given = [value for name, value in headers if name == b"authorization"]
-        if len(given) != 1 or given[0][:7].lower() != b"bearer ":
+        tokens = [value for name, value in headers if name == b"authorization"]
+        if len(tokens) != 1 or tokens[0][:7].lower() != b"bearer ":
             return False
-        key = given[0][7:].strip()
+        key = tokens[0][7:].strip()
         return any([hmac.compare_digest(key, known) for known in self.keys])  # all, so that time tells nothing
 
 

@@ -123,12 +123,12 @@ class Service:
             framed.append(self.tokenizer.frame(ids[-room:] if side == "Left" else ids, max_length=self.longest))
         return Works(kind, framed, [len(ids) for ids, _ in framed])
 
-    def _ids(self, given: Sequence[int]) -> np.ndarray:
-        wrong = [index for index in given if not 0 <= index < self.tokenizer.vocab_size]
+    def _ids(self, ids: Sequence[int]) -> np.ndarray:
+        wrong = [index for index in ids if not 0 <= index < self.tokenizer.vocab_size]
         if wrong:
             raise Refused(f"token id {wrong[0]} is outside the vocabulary of {self.tokenizer.vocab_size} tokens")
         special = self.tokenizer.special
-        return np.array([index for index in given if index not in (special.cls, special.sep)], np.int64)
+        return np.array([index for index in ids if index not in (special.cls, special.sep)], np.int64)
 
     def items(self, examples: Sequence[Any]) -> tuple[Works, list[Item]]:
         """The sequences of examples of the model's form."""
@@ -177,10 +177,10 @@ class Service:
                     results[row] = vector
         return results
 
-    def _refusing(self, make: Callable[..., Any], *given: Any) -> Any:
+    def _refusing(self, make: Callable[..., Any], *arguments: Any) -> Any:
         """What a function makes, or the refusal that it raises: the results of other requests are not lost."""
         try:
-            return make(*given)
+            return make(*arguments)
         except (Refused, ConfigError) as refused:
             return Refused(str(refused))
 

@@ -21,7 +21,13 @@ SOON = 5.0  # seconds; a worker that ends sooner than this after its start is no
 
 
 def supervise(
-    answer: Callable[..., Any], given: dict[str, Any], workers: int, *, host: str, port: int, say: Callable[[str], None]
+    answer: Callable[..., Any],
+    arguments: dict[str, Any],
+    workers: int,
+    *,
+    host: str,
+    port: int,
+    say: Callable[[str], None],
 ) -> str:
     """Run ``workers`` processes that answer on one port, until a signal; the address.
 
@@ -30,7 +36,7 @@ def supervise(
 
     Args:
         answer: serves in a process of its own until a signal; a function of a module, with the argument ``shared``.
-        given: its other arguments.
+        arguments: its other arguments.
 
     Raises:
         EncoderlabError: a worker cannot start.
@@ -42,7 +48,7 @@ def supervise(
     ending = False
 
     def start() -> tuple[Any, float]:
-        process = context.Process(target=_work, args=(answer, given | {"port": port}, threads), daemon=False)
+        process = context.Process(target=_work, args=(answer, arguments | {"port": port}, threads), daemon=False)
         process.start()
         return process, time.monotonic()
 
@@ -77,11 +83,11 @@ def supervise(
     return place
 
 
-def _work(answer: Callable[..., Any], given: dict[str, Any], threads: int) -> None:
+def _work(answer: Callable[..., Any], arguments: dict[str, Any], threads: int) -> None:
     """One worker."""
     torch.set_num_threads(threads)
     try:
-        answer(shared=True, **given)
+        answer(shared=True, **arguments)
     except EncoderlabError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(error.code) from None

@@ -93,10 +93,10 @@ def _local(f: Fields, layers: int, theta: float) -> Local | None:
 def _theta(f: Fields, kind: str, older: str, usual: float) -> float:
     """The base of rotary positions in layers of ``kind``, from ``rope_parameters`` or the field of older files."""
     f.only("rope_scaling", None)
-    given = f.take("rope_parameters", None) or {}
-    if not isinstance(given, dict) or not set(given) <= {FULL, LOCAL}:
-        raise DataError(f"{f.source}: rope_parameters is {given!r}, expected entries for {FULL!r} and {LOCAL!r}")
-    inner = Fields(given.get(kind) or {}, f"{f.source}: rope_parameters: {kind}")
+    parameters = f.take("rope_parameters", None) or {}
+    if not isinstance(parameters, dict) or not set(parameters) <= {FULL, LOCAL}:
+        raise DataError(f"{f.source}: rope_parameters is {parameters!r}, expected entries for {FULL!r} and {LOCAL!r}")
+    inner = Fields(parameters.get(kind) or {}, f"{f.source}: rope_parameters: {kind}")
     inner.only("rope_type", "default")
     unknown = set(inner.data) - {"rope_type", "rope_theta"}
     if unknown:

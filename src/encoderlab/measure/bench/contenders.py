@@ -96,12 +96,12 @@ class Theirs:
     def arranged(self, batch: Batch) -> Batch:
         """The batch as their collators make it: ``labels`` also holds what their models are given."""
         batch = apart(batch, self.pad)
-        given = {"attention_mask": (batch.doc >= 0).long()}
+        labels = {"attention_mask": (batch.doc >= 0).long()}
         if isinstance(self.case.objective, PermutationSettings):
-            given |= permuted(batch)
+            labels |= permuted(batch)
         else:
-            given["labels"] = labels_of(batch)
-        return replace(batch, labels=batch.labels | given)
+            labels["labels"] = labels_of(batch)
+        return replace(batch, labels=batch.labels | labels)
 
     def loss(self, batch: Batch, step: int) -> Tensor:
         """The loss of a batch that was :meth:`arranged`."""
@@ -199,16 +199,16 @@ class Theirs:
         with torch.no_grad():
             teacher = self.networks["teacher"](**self._inputs(batch, self.case.second), output_hidden_states=True)
         t = settings.temperature
-        given, wanted = ((out.logits[masked].float() / t).log_softmax(-1) for out in (student, teacher))
-        soft = t * t * F.kl_div(given, wanted, log_target=True, reduction="batchmean")
+        ours, theirs = ((out.logits[masked].float() / t).log_softmax(-1) for out in (student, teacher))
+        soft = t * t * F.kl_div(ours, theirs, log_target=True, reduction="batchmean")
         real = batch.doc >= 0
         close = F.cosine_similarity(student.hidden_states[-1][real], teacher.hidden_states[-1][real], dim=-1)
         weighted = settings.logits_weight * soft + settings.mlm_weight * student.loss
         return weighted + settings.cosine_weight * (1 - close).mean()
 
     def _permutation(self, batch: Batch) -> Tensor:
-        given = {name: batch.labels[name] for name in ("perm_mask", "target_mapping", "labels")}
-        out = self.networks["model"](input_ids=batch.ids, token_type_ids=batch.segments, use_mems=False, **given)
+        inputs = {name: batch.labels[name] for name in ("perm_mask", "target_mapping", "labels")}
+        out = self.networks["model"](input_ids=batch.ids, token_type_ids=batch.segments, use_mems=False, **inputs)
         return out.loss
 
 

@@ -34,8 +34,8 @@ def run(
         text = folder / "text.txt"
         size = _take(sources, text, int(megabytes * 1e6))
         lines = text.read_text(encoding="utf-8").splitlines()
-        given = Tokenizer.load(tokenizer) if tokenizer else Tokenizer.train("wordpiece", _sample(lines), vocab_size)
-        given.save(folder / "tokenizer")
+        trained = Tokenizer.load(tokenizer) if tokenizer else Tokenizer.train("wordpiece", _sample(lines), vocab_size)
+        trained.save(folder / "tokenizer")
         settings = BuildSettings(sources=(str(text),), tokenizer=GivenTokenizer(path=str(folder / "tokenizer")))
         ours, alone = [], []
         for turn in range(turns):

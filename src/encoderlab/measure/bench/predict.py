@@ -262,8 +262,8 @@ def _onnx(network: nn.Module, path: Path, threads: int, longest: int) -> Call:
     names = {entry.name for entry in session.get_inputs()}  # a graph that reads no segments has no such input
 
     def call(*batch: torch.Tensor) -> torch.Tensor:
-        given = zip(("ids", "mask", "segments"), batch, strict=True)
-        (states,) = session.run(None, {name: tensor.numpy() for name, tensor in given if name in names})
+        inputs = zip(("ids", "mask", "segments"), batch, strict=True)
+        (states,) = session.run(None, {name: tensor.numpy() for name, tensor in inputs if name in names})
         return torch.from_numpy(states)
 
     return call

@@ -126,10 +126,10 @@ class Masked:
             for batch, at in self._batches(rows, places):
                 assert batch.on_host.rows is not None
                 states = states_at_masks(self.model, batch, at)[:, 0]
-                numbers = [(place, n) for place, row in enumerate(batch.on_host.rows.tolist()) for n in asked[row]]
-                of_row, wanted = (np.array(part, np.int64) for part in zip(*numbers, strict=True))
-                targets = np.array([queries[number].target for number in wanted], np.int64)
-                probabilities[wanted] = _log_probabilities(self.model, states, of_row, targets)
+                pairs = [(place, n) for place, row in enumerate(batch.on_host.rows.tolist()) for n in asked[row]]
+                of_row, numbers = (np.array(part, np.int64) for part in zip(*pairs, strict=True))
+                targets = np.array([queries[number].target for number in numbers], np.int64)
+                probabilities[numbers] = _log_probabilities(self.model, states, of_row, targets)
         out = np.zeros((len(distinct), len(self.measures)))
         where = np.array([(query.sentence, query.measure) for query in queries], np.int64).reshape(-1, 2)
         np.add.at(out, (where[:, 0], where[:, 1]), probabilities)
@@ -299,8 +299,8 @@ def _log_probabilities(model: Model, states: Tensor, rows: np.ndarray, targets: 
     """log p of ``targets`` (n,) from states (S, D) at ``rows`` (n,), in ascending order: (n,) float64, in nats."""
     device = states.device
     if isinstance(model.lm, AdaptiveLMHead):
-        wanted = torch.from_numpy(targets).to(device)
-        losses = model.lm.losses(states[torch.from_numpy(rows).to(device)], wanted, model.encoder.embeddings)
+        classes = torch.from_numpy(targets).to(device)
+        losses = model.lm.losses(states[torch.from_numpy(rows).to(device)], classes, model.encoder.embeddings)
         return -losses.double().cpu().numpy()
     assert model.lm is not None
     parts = []
@@ -308,6 +308,6 @@ def _log_probabilities(model: Model, states: Tensor, rows: np.ndarray, targets: 
         first, last = np.searchsorted(rows, [start, start + PLACES])
         logits = model.lm(states[start : start + PLACES], model.words).float()
         own = torch.from_numpy(rows[first:last] - start).to(device)
-        wanted = torch.from_numpy(targets[first:last]).to(device)
-        parts.append((logits[own, wanted] - logits.logsumexp(-1)[own]).double().cpu())
+        classes = torch.from_numpy(targets[first:last]).to(device)
+        parts.append((logits[own, classes] - logits.logsumexp(-1)[own]).double().cpu())
     return torch.cat(parts).numpy()

@@ -131,8 +131,8 @@ def dropout_add_then_norm(
     if _kernels(residual) is not cpu or not fits or (x is not None and x.dtype != product.dtype):
         return plain.dropout_add_then_norm(x, residual, weight, bias, eps, p, seeds, site, x_bias=x_bias, center=center)
     how = site, p, eps, center, product.dtype == torch.bfloat16
-    given = None if x is None else x.contiguous()
-    made = apply(cpu.rows.SumNorm, given, x_bias, residual.contiguous(), weight, bias, seeds, *how)
+    added = None if x is None else x.contiguous()
+    made = apply(cpu.rows.SumNorm, added, x_bias, residual.contiguous(), weight, bias, seeds, *how)
     return (residual, made) if x is None else made
 
 
@@ -264,8 +264,8 @@ def linear_cross_entropy(
     fast = _kernels(x, weight)
     if fast is None:
         return plain.linear_cross_entropy(x, weight, bias, labels, uniforms=uniforms, z_loss=z_loss)
-    given = (x.contiguous(), weight, bias, labels.contiguous(), uniforms, z_loss)
-    loss, hits, sampled = apply(fast.vocabulary.LinearCrossEntropy, *given)
+    inputs = (x.contiguous(), weight, bias, labels.contiguous(), uniforms, z_loss)
+    loss, hits, sampled = apply(fast.vocabulary.LinearCrossEntropy, *inputs)
     return loss, hits, None if uniforms is None else sampled
 
 
@@ -323,10 +323,10 @@ def mixed_attention(
     span, weight = _as_products(span, weight)
     fast = _kernels(qkv, value, span, weight)
     if fast is cpu and len(weight) <= heads * cpu.convolution.MOST_TAPS:
-        given = (value.contiguous(), span.contiguous(), weight, bias)
+        inputs = (value.contiguous(), span.contiguous(), weight, bias)
         by_head = packed_heads(qkv, heads)
         seen = (cpu.attention.full_rows(visible, *by_head[:2]), cpu.convolution.documents(doc, value), seeds)
-        return apply(cpu.mixed.MixedAttention, by_head, *given, *seen, scale, p, site)
+        return apply(cpu.mixed.MixedAttention, by_head, *inputs, *seen, scale, p, site)
     q, k, v = packed_heads(qkv, heads).unbind()
     attended = attend(q, k, v, visible=visible, scale=scale, p=p, seeds=seeds, site=site).transpose(1, 2).flatten(2)
     logits = torch.nn.functional.linear(span * q.transpose(1, 2).flatten(2), weight, bias)

@@ -132,7 +132,7 @@ class _InferredFile:
     given: Given
 
     @property
-    def wanted(self) -> str | None:
+    def needs(self) -> str | None:
         """The kind of columns that the given form needs (:attr:`encoderlab.tasks.forms.base.Form.columns`)."""
         return None if self.given.form is None else FORMS[self.given.form].columns
 
@@ -217,22 +217,22 @@ def _infer(file: _InferredFile) -> _Inferred:
         ConfigError: a column is both text and label.
         DataError: no form fits the columns, or the given one does not.
     """
-    given, wanted = file.given, file.wanted
-    nothing_given = wanted is None and given.text is None
+    given, needs = file.given, file.needs
+    nothing_given = needs is None and given.text is None
     asked = nothing_given and {"question", "context"} <= set(file.lower) and not file.options
-    if (wanted == "passages" or asked) and (inferred := _passages(file)):
+    if (needs == "passages" or asked) and (inferred := _passages(file)):
         return inferred
-    if wanted in (None, "passages") and not file.columns and _is_nested_json(file):
+    if needs in (None, "passages") and not file.columns and _is_nested_json(file):
         return _Inferred(Squad(), "passages", "SQuAD's nested form")
-    tagged = wanted == "words" or nothing_given or wanted is None and file.suffix in _WORDS_BY_LINE
+    tagged = needs == "words" or nothing_given or needs is None and file.suffix in _WORDS_BY_LINE
     if tagged and (inferred := _words(file)):
         return inferred
-    if wanted == "options" or nothing_given:
+    if needs == "options" or nothing_given:
         if Stems().matches(file.columns) and isinstance(_first_record(file.path).get("question"), dict):
             return _Inferred(Stems(), "options", "questions with their stem and choices")
         if file.options:
             return _choice(file)
-    if given.form is not None and wanted != "texts":
+    if given.form is not None and needs != "texts":
         raise DataError(
             f"{file.path}: columns {', '.join(file.columns) or '(none)'} do not contain "
             f"{FORMS[given.form].description}; rename them, give --text, --pair and --label, or convert the file"
@@ -262,7 +262,7 @@ def _words(file: _InferredFile) -> _Inferred | None:
     given, suffix = file.given, file.suffix
     words = given.text or file.find(WORDS)
     tags = given.label or file.find(TAGS)
-    if words and words in file.columns and (tags or file.wanted == "words"):  # a file to predict has no tags
+    if words and words in file.columns and (tags or file.needs == "words"):  # a file to predict has no tags
         said = f"words = {words!r}" + (f", tags = {tags!r}" if tags else "")
         return _Inferred(WordLists(words=words, tags=tags), "words", said)
     text, label = given.text or file.find(TEXTS), given.label or file.find(LABELS)
@@ -271,7 +271,7 @@ def _words(file: _InferredFile) -> _Inferred | None:
     if known and _is_tagged(file.path, str(text), str(label)):
         return _Inferred(WordLists(words=str(text), tags=label), "words", f"words = {text!r}, tags = {label!r}")
     plain = not file.suffix_tells or suffix in (".txt", ".tsv")
-    if suffix in _WORDS_BY_LINE or plain and (file.wanted == "words" or not known and has_word_lines(file.path)):
+    if suffix in _WORDS_BY_LINE or plain and (file.needs == "words" or not known and has_word_lines(file.path)):
         return _word_lines(file)
     unsplit = suffix in (".json", ".jsonl") and words is None and "text" in file.columns
     if unsplit and isinstance(_first_record(file.path).get("label"), dict):  # as in CLUENER

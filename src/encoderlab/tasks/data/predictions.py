@@ -276,10 +276,10 @@ def _matched(
             f"{files}: ids are not unique, so predictions cannot be matched by id; give them in order, without"
         )
     by_id: dict[str, GivenPrediction] = {}
-    wanted, others = set(ids), 0
+    known, others = set(ids), 0
     for guess in guesses:
         assert guess.id is not None
-        if guess.id not in wanted:
+        if guess.id not in known:
             if not skip_others:
                 raise DataError(
                     f"{_place(path, guess)}: no example of {files} has this id; leave the prediction out, or all such "

@@ -431,14 +431,14 @@ def _clue(name: str, labels: tuple[str, ...] | None, *layouts, file: str | None 
     if file is not None:
         files["test"], files["test1.0"] = ("test1.1.json", "test.json"), ("test1.0.json",)
         predicted = {"test": f"{file}11_predict.json", "test1.0": f"{file}10_predict.json"}
-    given: dict[str, Any] = {
+    usual: dict[str, Any] = {
         "form": "classification",
         "metrics": ("accuracy",),
         "files": files,
         "folders": (name, f"{name}_public", f"clue/{name}"),
         "submission": Submission(format="clue", files=predicted),
     } | fields
-    return Task(name=name, labels=labels, layouts=layouts, language="zh", **given)
+    return Task(name=name, labels=labels, layouts=layouts, language="zh", **usual)
 
 
 def _fewclue(name: str, labels: tuple[str, ...] | None, *layouts, file: str | None = None, **fields) -> Task:

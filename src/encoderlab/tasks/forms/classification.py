@@ -36,7 +36,7 @@ from encoderlab.tasks.forms.texts import TextForm, TextSettings, label_of, one_l
 from encoderlab.tasks.scoring import metrics
 from encoderlab.tasks.scoring.analysis import Mistake, by_class, confusion, texts_of
 from encoderlab.tasks.scoring.baselines import bag_of_words, majority, threshold_on_overlap
-from encoderlab.tasks.scoring.thresholds import Wanted, threshold_for
+from encoderlab.tasks.scoring.thresholds import Goal, threshold_for
 from encoderlab.train.data import Chance
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class ClassificationSettings(LabelSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        Wanted.of(self)
+        Goal.of(self)
 
 
 class ClassificationForm(TextForm):
@@ -125,7 +125,7 @@ class ClassificationForm(TextForm):
 
     @classmethod
     def decided(cls, task: Task, settings: FormSettings) -> Task:
-        if not isinstance(settings, ClassificationSettings) or Wanted.of(settings) is None:
+        if not isinstance(settings, ClassificationSettings) or Goal.of(settings) is None:
             return task
         if len(task.labels or ()) != 2:
             raise ConfigError(
@@ -243,14 +243,14 @@ class ClassificationForm(TextForm):
         return Predictions(values=values, details=details, threshold=self.threshold)
 
     def choose_threshold(self, examples: Sequence[Example], predictions: Predictions) -> str:
-        if not isinstance(self.settings, ClassificationSettings) or (wanted := Wanted.of(self.settings)) is None:
+        if not isinstance(self.settings, ClassificationSettings) or (goal := Goal.of(self.settings)) is None:
             return ""
         positive = tuple(self.index)[1]
-        given = np.array([detail["probabilities"][1] for detail in predictions.details])
+        probabilities = np.array([detail["probabilities"][1] for detail in predictions.details])
         right = np.array([getattr(example, "label", None) == positive for example in examples])
-        chosen = threshold_for(given, right, wanted)
+        chosen = threshold_for(probabilities, right, goal)
         self.threshold = chosen.threshold
-        return chosen.told(wanted, f"{positive} is predicted")
+        return chosen.told(goal, f"{positive} is predicted")
 
 
 def _parsed(task: Task, raw: str, place: str) -> str | None:

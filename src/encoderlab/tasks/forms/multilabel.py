@@ -29,7 +29,7 @@ from encoderlab.tasks.forms.texts import TextForm, TextSettings, label_of
 from encoderlab.tasks.scoring import metrics
 from encoderlab.tasks.scoring.analysis import Mistake, by_class, texts_of
 from encoderlab.tasks.scoring.baselines import bags_of_words, most_frequent_labels
-from encoderlab.tasks.scoring.thresholds import Wanted, threshold_for
+from encoderlab.tasks.scoring.thresholds import Goal, threshold_for
 from encoderlab.train.data import Chance
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class MultiLabelSettings(TextSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        Wanted.of(self)
+        Goal.of(self)
 
 
 class MultiLabelForm(TextForm):
@@ -105,8 +105,8 @@ class MultiLabelForm(TextForm):
         assert isinstance(example, Text)
         if example.label is None:
             return example
-        given = example.label if isinstance(example.label, tuple) else (str(example.label),)
-        labels = (_parsed(task, label.strip(), place) for label in given if label.strip())
+        names = example.label if isinstance(example.label, tuple) else (str(example.label),)
+        labels = (_parsed(task, label.strip(), place) for label in names if label.strip())
         return replace(example, label=tuple(dict.fromkeys(labels)))
 
     @classmethod
@@ -126,7 +126,7 @@ class MultiLabelForm(TextForm):
 
     @classmethod
     def decided(cls, task: Task, settings: FormSettings) -> Task:
-        if Wanted.of(settings) is None:
+        if Goal.of(settings) is None:
             return task
         return replace(task, metrics=tuple(dict.fromkeys((*task.metrics, "micro_precision", "micro_recall"))))
 
@@ -229,14 +229,14 @@ class MultiLabelForm(TextForm):
 
     def choose_threshold(self, examples: Sequence[Example], predictions: Predictions) -> str:
         gold = [example.labels for example in examples]
-        wanted = np.array([[label in labels for label in self.index] for labels in gold])
-        given = np.array([list(detail["probabilities"].values()) for detail in predictions.details])
-        asked = Wanted.of(self.settings)
-        if asked is not None:
-            chosen = threshold_for(given, wanted, asked)
+        right = np.array([[label in labels for label in self.index] for labels in gold])
+        probabilities = np.array([list(detail["probabilities"].values()) for detail in predictions.details])
+        goal = Goal.of(self.settings)
+        if goal is not None:
+            chosen = threshold_for(probabilities, right, goal)
             self.threshold = chosen.threshold
-            return chosen.told(asked, "a label is given")
-        self.threshold = best_threshold(given, wanted)
+            return chosen.told(goal, "a label is given")
+        self.threshold = best_threshold(probabilities, right)
         return f"labels are predicted above probability {self.threshold:.4f}, chosen on dev"
 
     # Ensembles

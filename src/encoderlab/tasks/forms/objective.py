@@ -87,25 +87,25 @@ def with_head(
     """
     own = model.config.task
     usual = form.head(FAMILIES[model.config.family], model)
-    wanted = head or usual
-    if wanted.kind != usual.kind:
+    chosen = head or usual
+    if chosen.kind != usual.kind:
         raise ConfigError(
-            f"a head of kind {wanted.kind!r} does not fit {form.task.name}, which is {form.name}; "
+            f"a head of kind {chosen.kind!r} does not fit {form.task.name}, which is {form.name}; "
             f"set head.kind to {usual.kind}"
         )
-    if isinstance(wanted, Classification) and isinstance(usual, Classification):
-        wanted = replace(wanted, labels=usual.labels, several=usual.several)
-    elif isinstance(wanted, Tagging) and isinstance(usual, Tagging):
-        wanted = replace(wanted, labels=usual.labels)
+    if isinstance(chosen, Classification) and isinstance(usual, Classification):
+        chosen = replace(chosen, labels=usual.labels, several=usual.several)
+    elif isinstance(chosen, Tagging) and isinstance(usual, Tagging):
+        chosen = replace(chosen, labels=usual.labels)
     if own is not None and same and model.config.labels == form.head_labels():
-        if head is None or wanted == own:
+        if head is None or chosen == own:
             return model, "the model's task head is kept: it was trained for this task"
-        if type(wanted) is type(own) and replace(own, dropout=wanted.dropout) == wanted:
-            changed = model.with_task(wanted, form.head_labels(), seed)
+        if type(chosen) is type(own) and replace(own, dropout=chosen.dropout) == chosen:
+            changed = model.with_task(chosen, form.head_labels(), seed)
             changed.load_state_dict(model.state_dict(), strict=False)
-            return changed, f"the model's task head is kept, with dropout {wanted.dropout:g}"
-    if isinstance(wanted, Classification) and wanted.summary == "pooler" and model.config.pooler is None:
-        wanted = replace(wanted, summary="dense")  # a model that was pretrained without a pooler learns one here
+            return changed, f"the model's task head is kept, with dropout {chosen.dropout:g}"
+    if isinstance(chosen, Classification) and chosen.summary == "pooler" and model.config.pooler is None:
+        chosen = replace(chosen, summary="dense")  # a model that was pretrained without a pooler learns one here
     why = "it has other labels or another kind" if same else "it was not trained for this task"
     had = "" if own is None else f" (the model's own is dropped: {why})"
-    return model.with_task(wanted, form.head_labels(), seed), f"the task head is new{had}"
+    return model.with_task(chosen, form.head_labels(), seed), f"the task head is new{had}"

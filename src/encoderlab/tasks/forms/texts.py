@@ -88,8 +88,8 @@ class TextForm(Form):
                 f"give all or none"
             )
         if self.settings.pairs is not None and self.settings.pairs != bool(pairs) and examples:
-            learned, given = ("two texts", "one") if self.settings.pairs else ("one text", "two")
-            raise DataError(f"the model was trained on {learned} per example, here is {given}; give its columns")
+            learned, here = ("two texts", "one") if self.settings.pairs else ("one text", "two")
+            raise DataError(f"the model was trained on {learned} per example, here is {here}; give its columns")
         second: Sequence[Encoding | None] = (
             self.tokenizer.encode_batch(pairs, limit=limit) if pairs else [None] * len(examples)
         )

@@ -60,9 +60,9 @@ class TaughtObjective(TaskObjective):
         super().__init__(model, form)
         self.settings = settings
         form.check_comparable(model, "the model")
-        limit, wanted = teacher.config.encoder.max_length, form.settings.max_length
-        if limit is not None and wanted > limit:
-            raise ConfigError(f"max_length {wanted} exceeds the teacher's {limit} positions; set it to {limit} or less")
+        limit, length = teacher.config.encoder.max_length, form.settings.max_length
+        if limit is not None and length > limit:
+            raise ConfigError(f"max_length {length} exceeds the teacher's {limit} positions; set it to {limit} or less")
         # The tuple hides the teacher from training and saving.
         self._teacher = (TaskObjective(teacher, form).eval().requires_grad_(False),)
         own, theirs = form.head_labels(), teacher.config.labels

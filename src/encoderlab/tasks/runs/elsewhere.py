@@ -62,7 +62,7 @@ def _or_diverged(program: Program[T], say: Say) -> T | Diverged:
 
 
 @dataclass(kw_only=True)
-class _Wanted:
+class _Waiting:
     """Runs that a program waits for, and their results so far."""
 
     attempts: Sequence[Attempt]
@@ -73,7 +73,7 @@ class _Driver(Generic[K, T]):
     def __init__(self, programs: Mapping[K, Program[T]], tasks: Tasks) -> None:
         self.programs, self.tasks, self.display = programs, tasks, Display("finetune")
         self.outcomes: dict[K, T | Diverged] = {}
-        self.wanted: dict[K, _Wanted] = {}
+        self.waiting: dict[K, _Waiting] = {}
         self.queue: deque[tuple[K, int]] = deque()
         self.flying: dict[str, tuple[K, int]] = {}
         self.ended: deque[tuple[str, dict[str, Any]]] = deque()
@@ -95,7 +95,7 @@ class _Driver(Generic[K, T]):
         return {key: self.outcomes[key] for key in self.programs}
 
     def attempt(self, key: K, number: int) -> Attempt:
-        return self.wanted[key].attempts[number]
+        return self.waiting[key].attempts[number]
 
     def _send(self, key: K, results: list[Result | str] | None) -> None:
         """Let a program go on, and queue the runs that it wants next."""
@@ -106,7 +106,7 @@ class _Driver(Generic[K, T]):
         except Diverged as error:
             self.outcomes[key] = error
         else:
-            self.wanted[key] = _Wanted(attempts=attempts)
+            self.waiting[key] = _Waiting(attempts=attempts)
             self.queue.extend((key, number) for number in range(len(attempts)))
 
     def _submit(self, key: K, number: int) -> None:
@@ -123,16 +123,16 @@ class _Driver(Generic[K, T]):
 
     def _take(self, name: str, result: dict[str, Any]) -> None:
         key, number = self.flying.pop(name)
-        attempt, wanted = self.attempt(key, number), self.wanted[key]
+        attempt, waiting = self.attempt(key, number), self.waiting[key]
         for line in result["warnings"]:
             log.warning("%s: %s", attempt.title, line)
         if result["failed"] is None:
             _wait_for(attempt.out / SCORE_FILE)
-        wanted.results[number] = attempt.run() if result["failed"] is None else result["failed"]
+        waiting.results[number] = attempt.run() if result["failed"] is None else result["failed"]
         self.done += 1
-        self.display.say(f"{attempt.title}: {_said(attempt, wanted.results[number])}")
-        if len(wanted.results) == len(wanted.attempts):
-            self._send(key, [wanted.results[one] for one in range(len(wanted.attempts))])
+        self.display.say(f"{attempt.title}: {_said(attempt, waiting.results[number])}")
+        if len(waiting.results) == len(waiting.attempts):
+            self._send(key, [waiting.results[n] for n in range(len(waiting.attempts))])
 
 
 def _said(attempt: Attempt, result: Result | str) -> str:

@@ -125,8 +125,8 @@ class FinetuneRecipe(Training):
         if self.steps is not None:
             return self.steps
         per_epoch = math.ceil(items / self.batch)
-        wanted = max(1, round(self.epochs * per_epoch))
-        return max(wanted, min(self.least_updates, MOST_EPOCHS * per_epoch))
+        updates = max(1, round(self.epochs * per_epoch))
+        return max(updates, min(self.least_updates, MOST_EPOCHS * per_epoch))
 
     def suited(self, task: Task, train: Split) -> FinetuneRecipe:
         """The recipe with the settings of the task's form for these training examples.
@@ -542,5 +542,5 @@ def row_length(recipe: FinetuneRecipe, model: Network, longest: int) -> int:
     """Length of a packed row in tokens."""
     if recipe.row_length is not None and recipe.row_length < longest:
         raise ConfigError(f"row_length {recipe.row_length} is shorter than the longest sequence, {longest}; raise it")
-    wanted = recipe.row_length or max(longest, 256)
-    return min(wanted, model.config.encoder.max_length or wanted)
+    length = recipe.row_length or max(longest, 256)
+    return min(length, model.config.encoder.max_length or length)

@@ -162,7 +162,7 @@ def read_signed(path: Path, remedy: str) -> dict[str, Any]:
         DataError: it is missing, damaged or changed.
     """
     record = read_json(path, remedy)
-    if record.get("sha256", wanted := _digest(record)) != wanted:
+    if record.get("sha256", digest := _digest(record)) != digest:
         raise DataError(f"{path}: is damaged (its hash differs from the one in it); {remedy}")
     return record
 
@@ -341,13 +341,13 @@ def hashes_of(identity: Mapping[str, Any]) -> dict[str, str]:
     return {"model": identity["model"], "task": hashlib.sha256(task.encode()).hexdigest()}
 
 
-def _check_identity(out: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+def _check_identity(out: Path, stored: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
     """Refuse the folder of another run. Keys that an older version did not write are not compared.
 
     Raises:
         ConfigError: gives the old and the new value.
     """
-    for key, value in wanted.items():
+    for key, value in identity.items():
         if key in stored and stored[key] != value:
             had, now = (str(one)[:120] for one in (stored[key], value))
             raise ConfigError(f"{out}: has a run with {_MEANINGS[key]} {had}, now {now}; choose another --out")
@@ -386,10 +386,10 @@ def read_result(out: Path, recipe: Training, splits: Mapping[str, Split], identi
     if record is None:
         return None
     _check_identity(out, record, identity)
-    wanted, had = to_dict(recipe), completed_recipe(record["recipe"], recipe)
+    settings, had = to_dict(recipe), completed_recipe(record["recipe"], recipe)
     # These follow from other fields, or do not change the result.
     ignored = ("budget", "phases", "evaluation", "execution", "checkpoints", "log_every")
-    for key, value in wanted.items():
+    for key, value in settings.items():
         if key not in ignored and had.get(key) != json.loads(json.dumps(value)):
             raise ConfigError(
                 f"{out}: has a finished run with {key} {had.get(key)}, now {value}; choose another folder"

@@ -114,11 +114,11 @@ def perform(program: Program[T], say: Say = silent) -> T:
         results: list[Result | str] | None = None
         while True:
             try:
-                wanted = program.send(results)  # type: ignore[arg-type]
+                attempts = program.send(results)  # type: ignore[arg-type]
             except StopIteration as end:
                 return end.value
             results = []
-            for attempt in wanted:
+            for attempt in attempts:
                 say(attempt.title)
                 results.append(attempt.run())
 
@@ -190,12 +190,12 @@ def program(
 
     def attempts(number: int, seeds: int, splits: Mapping[str, Split]) -> list[Attempt]:
         """The runs at one point of the grid, by seed."""
-        wanted = []
+        made = []
         for seed in range(base.seed, base.seed + seeds):
             title = " ".join(filter(None, (f"{named}:", describe(points[number]), f"seed {seed}")))
             recipe = replace(recipes[number], seed=seed)
-            wanted.append(runs.attempt(recipe, splits, f"{folder_name(points[number])}/seed-{seed}", title))
-        return wanted
+            made.append(runs.attempt(recipe, splits, f"{folder_name(points[number])}/seed-{seed}", title))
+        return made
 
     said = protocol.says(base, model, len(splits["train"]))
     say(f"{named}: {said}")

@@ -113,9 +113,9 @@ def tune(
             runs.attempt(at_point(base, point, where="--tune"), seen, folder, f"{task.name}: {describe(point)}")
             for folder, point in by_folder.items()
         ]
-        found = dict(zip(by_folder, results, strict=True))
+        result_by_folder = dict(zip(by_folder, results, strict=True))
         for trial, point in zip(asked, points, strict=True):
-            result = found[folder_name(point)]
+            result = result_by_folder[folder_name(point)]
             if isinstance(result, str):
                 study.tell(trial, state=optuna.trial.TrialState.FAIL)
                 tried.append({"point": point, "failed": result})

@@ -90,8 +90,8 @@ def squad(
             for name, scores in raw.items()
         }
     result = {name: _percentage(scores, list(gold)) for name, scores in final.items()} | {"total": len(gold)}
-    for prefix, wanted in (("has_answer", True), ("no_answer", False)):
-        keys = [key for key in gold if has_answer[key] == wanted]
+    for prefix, answerable in (("has_answer", True), ("no_answer", False)):
+        keys = [key for key in gold if has_answer[key] == answerable]
         if keys:
             result |= {f"{prefix}_{name}": _percentage(scores, keys) for name, scores in final.items()}
             result[f"{prefix}_total"] = len(keys)

@@ -59,19 +59,19 @@ class LogisticRegression:
         """
         matrix = _Dense(rows) if isinstance(rows, np.ndarray) else _Sparse(rows)
         width = matrix.width
-        wanted = target if self.several else np.eye(self.classes)[target]
+        truth = target if self.several else np.eye(self.classes)[target]
 
         def loss(theta: np.ndarray) -> tuple[float, np.ndarray]:
             weights, bias = theta[:-1], theta[-1]
             scores = matrix.times(weights) + bias
             if self.several:
-                error = 0.5 + 0.5 * np.tanh(scores / 2) - wanted
-                loss = (np.logaddexp(0, scores) - scores * wanted).sum()
+                error = 0.5 + 0.5 * np.tanh(scores / 2) - truth
+                loss = (np.logaddexp(0, scores) - scores * truth).sum()
             else:
                 scores -= scores.max(1, keepdims=True)
                 log_p = scores - np.log(np.exp(scores).sum(1, keepdims=True))
-                error = np.exp(log_p) - wanted
-                loss = -(log_p * wanted).sum()
+                error = np.exp(log_p) - truth
+                loss = -(log_p * truth).sum()
             gradient = np.vstack([matrix.transposed_times(error) + weights, error.sum(0)])
             return float((weights**2).sum() / 2 + loss), gradient
 

@@ -9,25 +9,25 @@ import numpy as np
 from encoderlab.errors import ConfigError
 
 
-class Wanted(NamedTuple):
+class Goal(NamedTuple):
     """What a threshold is chosen for: the precision or the recall to reach on development data, one of them."""
 
     precision: float | None
     recall: float | None
 
     @classmethod
-    def of(cls, settings: Any) -> Wanted | None:
+    def of(cls, settings: Any) -> Goal | None:
         """What the fields ``precision`` and ``recall`` of settings ask for; None if they ask for nothing.
 
         Raises:
             ConfigError: both are given.
         """
-        wanted = cls(settings.precision, settings.recall)
-        if wanted == (None, None):
+        goal = cls(settings.precision, settings.recall)
+        if goal == (None, None):
             return None
-        if None not in wanted:
+        if None not in goal:
             raise ConfigError("form.precision and form.recall: a threshold has one of them; leave the other unset")
-        return wanted
+        return goal
 
 
 class Threshold(NamedTuple):
@@ -37,10 +37,10 @@ class Threshold(NamedTuple):
     precision: float
     recall: float
 
-    def told(self, wanted: Wanted, what: str) -> str:
+    def told(self, goal: Goal, what: str) -> str:
         """A sentence about the threshold; ``what`` is given above it."""
-        name = "recall" if wanted.precision is None else "precision"
-        least, reached = getattr(wanted, name), getattr(self, name)
+        name = "recall" if goal.precision is None else "precision"
+        least, reached = getattr(goal, name), getattr(self, name)
         short = f"; {name} {least:g} is not reached" if reached < least else ""
         return (
             f"{what} where its probability is above {self.threshold:.4f}, chosen on dev for {name} {least:g} "
@@ -48,7 +48,7 @@ class Threshold(NamedTuple):
         )
 
 
-def threshold_for(probabilities: np.ndarray, right: np.ndarray, wanted: Wanted) -> Threshold:
+def threshold_for(probabilities: np.ndarray, right: np.ndarray, goal: Goal) -> Threshold:
     """Of the thresholds with the wanted precision the one with the highest recall, or the other way round.
 
     Where the wanted precision is reached by none it is the one with the highest precision; where nothing is right, 0.5.
@@ -64,10 +64,10 @@ def threshold_for(probabilities: np.ndarray, right: np.ndarray, wanted: Wanted) 
     below = np.append(ranked[1:], 0.0)
     places = np.flatnonzero(ranked > np.append(ranked[1:], -1.0))  # equal probabilities are given together
     precision, recall = hits[places] / (places + 1), hits[places] / hits[-1]
-    first, second = (precision, recall) if wanted.recall is None else (recall, precision)
-    goal = wanted.precision if wanted.recall is None else wanted.recall
-    assert goal is not None
-    enough = first >= goal
+    first, second = (precision, recall) if goal.recall is None else (recall, precision)
+    least = goal.precision if goal.recall is None else goal.recall
+    assert least is not None
+    enough = first >= least
     if not enough.any():
         enough = first == first.max()
     best = max(np.flatnonzero(enough), key=lambda i: (second[i], first[i]))

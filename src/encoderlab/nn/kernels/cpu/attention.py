@@ -123,11 +123,11 @@ def attend_backward(
 
 class Attend(Function):
     @staticmethod
-    def forward(ctx: Any, *given: Any) -> Tensor:
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
         """Takes the arguments of :func:`attend_forward`."""
-        out, normalisers = attend_forward(*given)
-        ctx.save_for_backward(*given[:-4], normalisers)
-        ctx.rest = given[-4:]
+        out, normalisers = attend_forward(*inputs)
+        ctx.save_for_backward(*inputs[:-4], normalisers)
+        ctx.rest = inputs[-4:]
         return out
 
     @staticmethod
@@ -159,8 +159,8 @@ def attend_packed_backward(
     dq, dk, dv = dqkv.unbind()
     at = attention_arguments(q, k, v, grad, None, visible, seeds, scale, p, site, reach=reach)
     to = attention_arguments(dq, dk, dv, grad, None, None, None, scale, p, site)
-    given = (grad, q, k, v, None, visible, seeds, normalisers, turned_by(rotation))
-    call("attend_backward", half(qkv), at, to, *given, dq, dk, dv, None)
+    inputs = (grad, q, k, v, None, visible, seeds, normalisers, turned_by(rotation))
+    call("attend_backward", half(qkv), at, to, *inputs, dq, dk, dv, None)
     return dqkv
 
 
@@ -190,8 +190,8 @@ def pointers(*tensors: Tensor | None) -> bytes:
     """The C struct ``Pointers``: addresses in its order; 0 for absent tensors, which backward passes
     give as scalars.
     """
-    given = [0 if x is None or x.dim() == 0 else x.data_ptr() for x in tensors]
-    return RELATIVE.pack(*given, *[0] * (11 - len(given)))
+    addresses = [0 if x is None or x.dim() == 0 else x.data_ptr() for x in tensors]
+    return RELATIVE.pack(*addresses, *[0] * (11 - len(addresses)))
 
 
 def relative_arguments(q: Tensor, k: Tensor, relative: Relative, scale: float) -> tuple[Tensor | None, ...]:
@@ -291,18 +291,18 @@ def attend_relative_backward(
     to = attention_arguments(dq, dk, dv, grad, None, None, None, scale, p, site, position_query=to_position)
     made = (dquery_rows, dkey_rows, dsegment, dposition_query)
     relative = pointers(query_rows, key_rows, position_query, table, segment, different, None, *made)
-    given = (grad, q, k, v, None, visible, seeds, normalisers, relative)
-    call("attend_backward", half(q), at, to, *given, dq, dk, dv, None)
+    inputs = (grad, q, k, v, None, visible, seeds, normalisers, relative)
+    call("attend_backward", half(q), at, to, *inputs, dq, dk, dv, None)
     return dq, dk, dv, dquery_rows, dkey_rows, dposition_query, dsegment
 
 
 class AttendRelative(Function):
     @staticmethod
-    def forward(ctx: Any, *given: Any) -> Tensor:
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
         """Takes the arguments of :func:`attend_relative_forward`."""
-        out, normalisers = attend_relative_forward(*given)
-        ctx.save_for_backward(*given[:-3], normalisers)
-        ctx.rest = given[-3:]
+        out, normalisers = attend_relative_forward(*inputs)
+        ctx.save_for_backward(*inputs[:-3], normalisers)
+        ctx.rest = inputs[-3:]
         return out
 
     @staticmethod
@@ -310,8 +310,8 @@ class AttendRelative(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
         grads = attend_relative_backward(dense(grad), *saved, *ctx.rest)
-        given = [None if x is None else g.to(x.dtype) for g, x in zip(grads, saved, strict=False)]
-        return *given, *[None] * 7
+        cast = [None if x is None else g.to(x.dtype) for g, x in zip(grads, saved, strict=False)]
+        return *cast, *[None] * 7
 
 
 def full_rows(x: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:

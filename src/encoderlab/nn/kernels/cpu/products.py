@@ -23,8 +23,8 @@ def product(
     (rows, depth), columns = a.shape, b.shape[1]
     fits = len(b) == depth and out.shape == (rows, columns) and (bias is None or bias.shape == (columns,))
     if not fits or not a.dtype == b.dtype == out.dtype == torch.bfloat16 or (columns > 1 and out.stride(1) != 1):
-        given = ", ".join(f"{x.dtype} {tuple(x.shape)}" for x in (a, b, bias, out) if x is not None)
-        raise ValueError(f"product of {given}; give bfloat16 (M, K), (K, N), (N,) and (M, N) with dense rows")
+        operands = ", ".join(f"{x.dtype} {tuple(x.shape)}" for x in (a, b, bias, out) if x is not None)
+        raise ValueError(f"product of {operands}; give bfloat16 (M, K), (K, N), (N,) and (M, N) with dense rows")
     a, b = (x if 1 in x.stride() else x.contiguous() for x in (a, b))
     call(
         "product", a, *a.stride(), b, *b.stride(), out, out.stride(0), None if bias is None else bias.float(), rows,

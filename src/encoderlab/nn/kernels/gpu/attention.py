@@ -413,23 +413,23 @@ def differentiate(
     (q, k, v), (dq, dk, dv) = qkv, dqkv
     batch, heads, queries, _ = q.shape
     delta, tiles = torch.empty_like(log_sum), tiling(q, v, terms.query_table.data, terms.key_table.data)
-    given = (matrix(q), matrix(k), matrix(v), terms, dropout)
+    inputs = (matrix(q), matrix(k), matrix(v), terms, dropout)
     attend_query_gradients_kernel[(triton.cdiv(queries, tiles["QUERIES"]) * batch * heads,)](
-        *given, matrix(out), log_sum, matrix(dout), delta, matrix(dq),
+        *inputs, matrix(out), log_sum, matrix(dout), delta, matrix(dq),
         *(matrix(x if x.numel() else None) for x in dadded), heads, scale, **tiles,
     )  # fmt: skip
     attend_key_gradients_kernel[(triton.cdiv(k.shape[2], tiles["KEYS"]) * batch * heads,)](
-        *given, log_sum, matrix(dout), delta, matrix(dk), matrix(dv), heads, scale, **tiles
+        *inputs, log_sum, matrix(dout), delta, matrix(dk), matrix(dv), heads, scale, **tiles
     )
 
 
 class Attend(Function):
     @staticmethod
-    def forward(ctx: Any, *given: Any) -> Tensor:
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
         """Takes the arguments of :func:`attend_forward`."""
-        out, log_sum = attend_forward(*given)
-        ctx.save_for_backward(*given[:-3], out, log_sum)
-        ctx.rest = given[-3:]
+        out, log_sum = attend_forward(*inputs)
+        ctx.save_for_backward(*inputs[:-3], out, log_sum)
+        ctx.rest = inputs[-3:]
         return out
 
     @staticmethod

@@ -144,8 +144,8 @@ def dynamic_kernel(
     here = place[:, None] * width + channel
 
     column = tl.arange(0, COLUMNS)
-    given = exists[:, None] & (column < TAPS)
-    scores = tl.load(logits + place[:, None] * TAPS + column, mask=given, other=0.0).to(tl.float32)
+    inside = exists[:, None] & (column < TAPS)
+    scores = tl.load(logits + place[:, None] * TAPS + column, mask=inside, other=0.0).to(tl.float32)
     scores = tl.where(column < TAPS, scores, float("-inf"))
     largest = tl.max(scores, 1)
     norm = largest + tl.log(tl.sum(tl.exp(scores - largest[:, None]), 1))
@@ -193,11 +193,11 @@ def dynamic_backward_kernel(
         total += tl.exp(score - norm)[:, None] * moved
     tl.store(dx + here, total, mask=exists[:, None] & within)
 
-    given = exists[:, None] & (column < TAPS)
-    scores = tl.load(logits + place[:, None] * TAPS + column, mask=given, other=float("-inf")).to(tl.float32)
+    inside = exists[:, None] & (column < TAPS)
+    scores = tl.load(logits + place[:, None] * TAPS + column, mask=inside, other=float("-inf")).to(tl.float32)
     softmax = tl.exp(scores - tl.load(norms + place, mask=exists, other=0.0)[:, None])
     mean = tl.sum(softmax * slopes, 1)
-    tl.store(dlogits + place[:, None] * TAPS + column, softmax * (slopes - mean[:, None]), mask=given)
+    tl.store(dlogits + place[:, None] * TAPS + column, softmax * (slopes - mean[:, None]), mask=inside)
 
 
 def _dynamic_shapes(x: Tensor, logits: Tensor, doc: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:

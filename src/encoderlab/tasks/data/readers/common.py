@@ -144,20 +144,20 @@ def label_of(value: Any) -> str | None:
     return str(value)
 
 
-def nearest_place(text: str, wanted: str, start: int) -> int:
-    """Start of the mention of ``wanted`` nearest to ``start``, -1 if there is none; ignores case only if necessary."""
-    if not wanted:
+def nearest_place(text: str, mention: str, start: int) -> int:
+    """Start of the ``mention`` nearest to ``start``, -1 if there is none; ignores case only if necessary."""
+    if not mention:
         return -1
-    mention = f"(?={re.escape(wanted)})"
-    place = _nearest(mention, text, start)
-    return place if place >= 0 else _nearest(f"(?i){mention}", text, start)
+    pattern = f"(?={re.escape(mention)})"
+    place = _nearest(pattern, text, start)
+    return place if place >= 0 else _nearest(f"(?i){pattern}", text, start)
 
 
-def nearest_words(text: str, wanted: str, start: int) -> int:
+def nearest_words(text: str, mention: str, start: int) -> int:
     """Start of the mention nearest to ``start``, ignoring case, that is not part of a longer word; -1 if
     there is none.
     """
-    return _nearest(rf"(?i)(?<!\w){re.escape(wanted)}(?!\w)", text, start) if wanted else -1
+    return _nearest(rf"(?i)(?<!\w){re.escape(mention)}(?!\w)", text, start) if mention else -1
 
 
 def _nearest(pattern: str, text: str, start: int) -> int:

@@ -100,13 +100,13 @@ def _question(
     answers_read = []
     said = set()  # once per question, whose answers are often the same words
     for answer in answers or ():
-        text, given = str(answer["text"]), answer.get("answer_start")
-        start = -1 if given is None else int(given)
+        text, offset = str(answer["text"]), answer.get("answer_start")
+        start = -1 if offset is None else int(offset)
         if start < 0 or passage[start : start + len(text)].lower() != text.lower():
             start = nearest_place(passage, text.strip(), start)
             if start < 0:
                 said.add("an answer is not in the passage; it is scored but not trained on")
-            elif given is not None:
+            elif offset is not None:
                 said.add("an answer is not at its offset; the nearest mention is used")
         answers_read.append(Answer(text, start))
     for remark in sorted(said):
