@@ -86,6 +86,8 @@ class Kept:
         Drop documents with more characters.
     keep_duplicates
         Keep documents that are equal to an earlier one.
+    near_duplicates
+        Drop documents that resemble an earlier one: the similarity, such as 0.8, of their runs of five words (MinHash).
     drop_duplicate_lines
         Drop every line that occurred before, anywhere in the corpus.
     validation
@@ -95,6 +97,7 @@ class Kept:
     min_chars: int = 1
     max_chars: int | None = None
     keep_duplicates: bool = False
+    near_duplicates: float | None = None
     drop_duplicate_lines: bool = False
     validation: float = 0.01
 
@@ -106,6 +109,7 @@ class Kept:
             min_chars=self.min_chars,
             max_chars=self.max_chars,
             drop_documents=not self.keep_duplicates,
+            near_duplicates=self.near_duplicates,
             drop_lines=self.drop_duplicate_lines,
             validation=self.validation,
         )

@@ -6,6 +6,10 @@ All of it needs the whole corpus but none of its text: only digests and lengths 
 ones about 0.03 pairs are expected to collide. The first occurrence stays. Memory is bounded
 (:mod:`encoderlab.corpus.duplicates`); disk: 16 bytes a line.
 
+*Near duplicates.* A document is dropped if it shares a number of a band with an earlier one of the same length limits,
+whether that one stays or not; so the first of several stays, in memory that is bounded as above, whatever their number.
+Documents are compared as they were read, repeated lines included. Disk: 16 bytes a document and band.
+
 *Split.* A document belongs to the validation split if a hash of its lines falls below the given fraction, whatever its
 place in the input; equal documents are in the same split. If fewer than two fall below, the two with the smallest
 hashes are taken, as pairs of segments need two documents; of fewer than 20 documents one is enough.
@@ -21,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from encoderlab.config import to_dict
+from encoderlab.config import Bounded, PositiveShare, to_dict
 from encoderlab.corpus import sealed
 from encoderlab.corpus.duplicates import find_repeated
 from encoderlab.corpus.manifest import SPLITS, ShardRecord
@@ -40,12 +44,14 @@ _PLACE, _SPLIT = 0x9E3779B97F4A7C15, 0x5EED0F5A11D0C5  # set hashes of lines at 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Selection:
+class Selection(Bounded):
     """Which documents stay, and where they go.
 
     Args:
         min_chars, max_chars: documents with fewer or more characters are dropped.
         drop_documents: drop a document whose lines are those of an earlier one.
+        near_duplicates: drop a document that resembles an earlier one: the similarity of their runs of five words at
+            which half of the pairs are found (:mod:`encoderlab.corpus.near_duplicates`); None keeps them.
         drop_lines: drop a line that occurred before anywhere in the corpus.
         validation: the fraction of documents held out.
     """
@@ -53,6 +59,7 @@ class Selection:
     min_chars: int = 1
     max_chars: int | None = None
     drop_documents: bool = True
+    near_duplicates: PositiveShare | None = None
     drop_lines: bool = False
     validation: float = 0.01
 
@@ -84,7 +91,13 @@ def plan(
     scratch.mkdir(exist_ok=True)
     counts: Counter[str] = Counter()
     judged = _judge_each_alone(pieces, selection, scratch, counts)
-    plans = _split(judged, selection, scratch, counts)
+    if selection.drop_documents:
+        digests = [(path, "digests") for path in judged]
+        counts["duplicate_documents"] = _drop_repeated(judged, digests, scratch / "documents")
+    if selection.near_duplicates is not None:
+        bands = [(path, "bands") for path in pieces]
+        counts["near_duplicate_documents"] = _drop_repeated(judged, bands, scratch / "bands")
+    plans = _split(judged, selection)
     invalid: Counter[int] = Counter()
     shards = _shards(pieces, plans, counts, invalid, out, vocab_size)
     return shards, dict(counts), invalid
@@ -110,17 +123,44 @@ def _judge_each_alone(pieces: Sequence[Path], selection: Selection, scratch: Pat
     return judged
 
 
-def _split(judged: Sequence[Path], selection: Selection, scratch: Path, counts: Counter[str]) -> list[Path]:
-    """Drop repeated documents and hold some of the others out; returns files as :func:`_judge_each_alone` does."""
-    kept: Iterator[np.ndarray] = (map_tensors(path)["codes"].copy() for path in judged)
-    if selection.drop_documents:
-        kept = _drop_repeated(judged, scratch, counts)
+def _drop_repeated(judged: Sequence[Path], numbers: Sequence[tuple[Path, str]], scratch: Path) -> int:
+    """Drop each document that has a number which an earlier one has, of those that are not dropped yet.
+
+    Args:
+        judged: files of decisions, which are written anew.
+        numbers: for each of them a file and the name of its tensor: as many numbers for every document.
+
+    Returns:
+        how many were dropped.
+    """
+
+    def candidates() -> Iterator[np.ndarray]:
+        for path, (file, name) in zip(judged, numbers, strict=True):
+            codes = map_tensors(path)["codes"]
+            yield map_tensors(file)[name].reshape(max(len(codes), 1), -1)[: len(codes)][codes != DROPPED]
+
+    total = sum(rows.size for rows in candidates())
+    repeated = find_repeated((rows.reshape(-1) for rows in candidates()), total, scratch)
+    first = dropped = 0  # of the numbers of all
+    for path, rows in zip(judged, candidates(), strict=True):
+        again = repeated[first : first + rows.size].reshape(rows.shape).any(1)
+        first, dropped = first + rows.size, dropped + int(again.sum())
+        tensors = map_tensors(path)
+        codes = tensors["codes"].copy()
+        codes[np.flatnonzero(codes)[again]] = DROPPED
+        write_tensors(path, {**tensors, "codes": codes})
+    return dropped
+
+
+def _split(judged: Sequence[Path], selection: Selection) -> list[Path]:
+    """Hold some of the documents out; returns files as :func:`_judge_each_alone` does."""
     limit = int(selection.validation * 2**64)
     smallest: list[tuple[int, int, int]] = []  # hashes, numbers of pieces and places of two documents
     documents = 0
     plans = []
-    for number, (path, codes) in enumerate(zip(judged, kept, strict=True)):
+    for number, path in enumerate(judged):
         tensors = map_tensors(path)
+        codes = tensors["codes"].copy()
         places, hashes = np.flatnonzero(codes), mix(tensors["digests"] ^ np.uint64(_SPLIT))
         documents += len(places)
         first_two = places[np.argsort(hashes[places], kind="stable")[:2]]
@@ -131,26 +171,6 @@ def _split(judged: Sequence[Path], selection: Selection, scratch: Path, counts: 
     if selection.validation:
         _hold_out(plans, smallest[: min(2 if documents >= TWO_HELD_OUT else 1, documents - 1)])
     return plans
-
-
-def _drop_repeated(judged: Sequence[Path], scratch: Path, counts: Counter[str]) -> Iterator[np.ndarray]:
-    """The codes of each file, where documents that occurred before are dropped."""
-    total = sum(len(_candidates(path)) for path in judged)
-    repeated = find_repeated((_candidates(path) for path in judged), total, scratch / "documents")
-    first = 0  # candidate of the piece, among the candidates of all
-    for path in judged:
-        codes = map_tensors(path)["codes"].copy()
-        places = np.flatnonzero(codes)
-        again = repeated[first : first + len(places)]
-        first += len(places)
-        counts["duplicate_documents"] += int(again.sum())
-        codes[places[again]] = DROPPED
-        yield codes
-
-
-def _candidates(path: Path) -> np.ndarray:
-    tensors = map_tensors(path)
-    return tensors["digests"][tensors["codes"] != DROPPED]
 
 
 def _judge(piece: Piece, kept: np.ndarray, selection: Selection, counts: Counter[str]) -> tuple[np.ndarray, np.ndarray]:

@@ -189,8 +189,11 @@ def _complete(settings: BuildSettings, sources: Sequence[Source], out: Path) -> 
     """The manifest of a corpus that is there already, if it is the one asked for and whole."""
     manifest = read_manifest(out)
     asked = _plain(settings)
-    if manifest.settings != asked or manifest.tokenizer is None:
-        changed = differences(manifest.settings, asked)
+    # What corpora of earlier versions do not record has its default.
+    recorded = manifest.settings or {}
+    built = {**recorded, "selection": {**to_dict(Selection()), **recorded.get("selection", {})}}
+    if built != asked or manifest.tokenizer is None:
+        changed = differences(built, asked)
         raise ConfigError(f"{out}: holds a corpus built otherwise: {changed}; choose another folder, or delete it")
     if _given_hash(settings) not in (None, manifest.tokenizer.hash):
         raise ConfigError(f"{out}: the tokenizer has changed since; choose another folder, or delete this one")
@@ -287,6 +290,7 @@ class Part:
             reading=self.settings.reading,
             segmenter=self.settings.segmenter,
             origin=origin,
+            near_duplicates=self.settings.selection.near_duplicates,
         )
         if place.num_bytes:
             progress("bytes of text", place.num_bytes, total)  # those of earlier sessions
@@ -408,9 +412,11 @@ def _make_piece(
     reading: Reading,
     segmenter: str | None,
     origin: str,
+    near_duplicates: float | None,
 ) -> None:
     loaded = _load_tokenizer(tokenizer, tokenizer_hash)
-    write_piece(path, work, loaded, reading, _load_segmenter(segmenter), piece_origin(origin, path))
+    origin = piece_origin(origin, path)
+    write_piece(path, work, loaded, reading, _load_segmenter(segmenter), origin, near_duplicates)
 
 
 @functools.lru_cache(maxsize=1)

@@ -19,6 +19,7 @@ import numpy as np
 from encoderlab.corpus import sealed
 from encoderlab.corpus.blocks import START, Position, SourceBlock, read_blocks
 from encoderlab.corpus.documents import parse_block
+from encoderlab.corpus.near_duplicates import document_bands
 from encoderlab.corpus.sentences import sentence_starts
 from encoderlab.corpus.shards import id_type
 from encoderlab.corpus.sources import Reading, Source
@@ -72,9 +73,18 @@ def read_work(sources: Sequence[Source], start: SourcePlace = SourcePlace(), num
 
 
 def write_piece(
-    path: Path, work: PieceInput, tokenizer: Tokenizer, reading: Reading, segmenter: Segmenter | None, origin: str
+    path: Path,
+    work: PieceInput,
+    tokenizer: Tokenizer,
+    reading: Reading,
+    segmenter: Segmenter | None,
+    origin: str,
+    near_duplicates: float | None = None,
 ) -> None:
-    """Parse, tokenize and mark the input of a piece, and write it to ``path`` with its checksum and ``origin``."""
+    """Parse, tokenize and mark the input of a piece, and write it to ``path`` with its checksum and ``origin``.
+
+    ``near_duplicates`` is the similarity of those to find; None does not look for them.
+    """
     counts: Counter[str] = Counter()
     invalid: Counter[int] = Counter()
     documents: list[list[str]] = []
@@ -101,6 +111,7 @@ def write_piece(
             "line_bytes": np.array([len(data) for data in encoded], np.uint32),
             "line_digests": np.frombuffer(digests, np.uint64),
             "document_lines": np.array([len(document) for document in documents], np.uint32),
+            **({} if near_duplicates is None else {"bands": document_bands(documents, near_duplicates).reshape(-1)}),
             "counts": np.array([counts[name] for name in COUNTS], np.uint64),
             "invalid": np.array([entry for entry in invalid.items() if entry[1]], np.uint64).reshape(-1),
             "end": np.array([work.end.source, *astuple(work.end.position), work.end.num_bytes], np.uint64),
