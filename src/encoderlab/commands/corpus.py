@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from encoderlab.commands import terminal
+from encoderlab.commands.workers import ALL_CORES, Processes
 from encoderlab.corpus.sources import Reading
 from encoderlab.errors import ConfigError
 from encoderlab.execution.cluster import tasks_on
@@ -123,8 +124,7 @@ def build(
     kept: Kept = Kept(),
     segmenter: str | None = None,
     max_unknown: float | None = None,
-    workers: int | None = None,
-    on: str = "local",
+    where: Processes = ALL_CORES,
     shard_index: int = 0,
     num_shards: int = 1,
 ) -> dict[str, Any]:
@@ -148,10 +148,6 @@ def build(
         Marks words in Chinese text: `rjieba`, `characters`, or a function as `module:function`.
     max_unknown
         Refuse the tokenizer if more than this share of the tokens is unknown. Default: 0.2.
-    workers
-        Number of processes. Default: one per core.
-    on
-        Where the work is done: `local` (this machine), `ray` or `ray=ADDRESS` (a Ray cluster that sees the folder OUT).
     shard_index
         If several machines build one corpus: number of this machine's part, from 0.
     num_shards
@@ -171,11 +167,11 @@ def build(
         record = build_corpus(
             settings,
             out,
-            workers=cores() if workers is None else workers,
+            workers=where.workers or cores(),
             shard_index=shard_index,
             num_shards=num_shards,
             max_unknown=MAX_UNKNOWN if max_unknown is None else max_unknown,
-            tasks=None if on == "local" else partial(tasks_on, on, workers=workers, sees=[out]),
+            tasks=None if where.on == "local" else partial(tasks_on, where.on, workers=where.workers, sees=[out]),
             progress=progress,
         )
     for source in record.sources:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from encoderlab.commands import terminal
+from encoderlab.commands.workers import ALL_CORES, Processes
 from encoderlab.errors import ConfigError, DataError, Stopped
 from encoderlab.execution.cluster import Need, tasks_on
 from encoderlab.execution.local import Job, local
@@ -27,8 +28,7 @@ def study(
     out: Path | None = None,
     dry_run: bool = False,
     hours: float | None = None,
-    workers: int | None = None,
-    on: str = "local",
+    where: Processes = ALL_CORES,
     retry: bool = False,
 ) -> dict[str, Any]:
     """Train models with different settings at equal cost over seeds, and compare them.
@@ -48,10 +48,6 @@ def study(
         Print the runs and their cost, and stop.
     hours
         Stop after this time, with checkpoints and exit code 75; the same command resumes.
-    workers
-        Number of parallel runs. Default: as many as the cores allow.
-    on
-        Where the runs go: `local` (this machine), `ray` or `ray=ADDRESS` (a Ray cluster that sees the same folders).
     retry
         Run failed cells again.
     """
@@ -61,8 +57,6 @@ def study(
 
     if hours is not None and not hours > 0:
         raise ConfigError(f"--hours {hours} is not positive; give the hours after which to stop")
-    if workers is not None and workers < 1:
-        raise ConfigError(f"--workers {workers} is not positive; give at least 1")
     begin = time.monotonic()
     if dry_run:
         return _show_plan(StudyPlan.read(file))
@@ -74,15 +68,15 @@ def study(
             terminal.note(line)
         deadline = None if hours is None else begin + hours * 3600
         with contextlib.ExitStack() as stack:
-            if on == "local":
-                execute = local(
-                    workers=workers or max(1, cores() // plan.study.threads), deadline=deadline, begun=_say_begun
-                )
+            if where.on == "local":
+                number = where.workers or max(1, cores() // plan.study.threads)
+                execute = local(workers=number, deadline=deadline, begun=_say_begun)
             else:
-                tasks = tasks_on(on, workers=workers, need=Need(cores=plan.study.threads, gpus=None), sees=[out])
+                need = Need(cores=plan.study.threads, gpus=None)
+                tasks = tasks_on(where.on, workers=where.workers, need=need, sees=[out])
                 stack.enter_context(tasks)
                 execute = tasks.jobs(deadline=deadline, begun=_say_begun)  # type: ignore[attr-defined]
-            results = run(plan, out if on == "local" else out.resolve(), execute, retry=retry, say=terminal.note)
+            results = run(plan, out if where.on == "local" else out.resolve(), execute, retry=retry, say=terminal.note)
         summary = record(results)
         write_json(out / "results.json", summary)
         write(results, out / "study.html")

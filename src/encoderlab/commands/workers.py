@@ -25,15 +25,34 @@ NAMED = 3  # files that an error lists
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class WorkerOptions:
-    """Where independent work runs.
+class Processes:
+    """Where independent work runs, in how many processes.
+
+    Parameters
+    ----------
+    workers
+        Number of processes. Default: as many as the cores allow.
+    on
+        Where the work is done: `local` (this machine), `ray` or `ray=ADDRESS` (a Ray cluster that sees the same files).
+    """
+
+    workers: int | None = None
+    on: str = "local"
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 1:
+            raise ConfigError(f"--workers {self.workers} is not positive; give at least 1")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions(Processes):
+    """Where independent work runs, and what each task gets of it.
 
     Parameters
     ----------
     workers
         Number of processes. Default: one, with all cores.
-    on
-        Where the work is done: `local` (this machine), `ray` or `ray=ADDRESS` (a Ray cluster that sees the same files).
     threads
         Threads of each process, and cores of a task on Ray. Default: the cores divided by --workers; on Ray 1.
     gpus
@@ -42,16 +61,14 @@ class WorkerOptions:
         Gigabytes of memory of a task on Ray. Default: not counted.
     """
 
-    workers: int | None = None
-    on: str = "local"
     threads: int | None = None
     gpus: float | None = None
     memory: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("workers", "threads"):
-            if (number := getattr(self, name)) is not None and number < 1:
-                raise ConfigError(f"--{name} {number} is not positive; give at least 1")
+        super().__post_init__()
+        if self.threads is not None and self.threads < 1:
+            raise ConfigError(f"--threads {self.threads} is not positive; give at least 1")
         for name in ("gpus", "memory"):
             if (amount := getattr(self, name)) is None:
                 continue
@@ -78,6 +95,7 @@ class WorkerOptions:
 
 
 HERE = WorkerOptions()
+ALL_CORES = Processes()
 
 
 @contextlib.contextmanager
