@@ -134,7 +134,8 @@ def verdict(outcome: Outcome, accuracy: float | None, tasks: Sequence[TaskScores
             losses.append(f"{task.name} by {-middle:.1f} ± {half:.1f}")
         else:
             unclear.append(task.name)
-    beaten = [task.name for task in tasks if _best_baseline(task) > fmean(task.methods[-1].scores)]
+    best = {task.name: max(method.scores[0] for method in task.methods if not method.ours) for task in tasks}
+    beaten = [task.name for task in tasks if best[task.name] > fmean(task.methods[-1].scores)]
     for names, sentence in (
         (gains, "Pretraining improves {} points."),
         (losses, "It hurts {} points."),
@@ -199,10 +200,6 @@ def pieces(tokenizer: Tokenizer, fill: Fill) -> Pieces:
     """The text of ``fill`` with its answer, as the tokenizer splits it."""
     text = fill.text.replace(fill.mask, fill.answer or "")
     return Pieces(text=text, spans=[(int(a), int(b)) for a, b in tokenizer.encode(text).offsets])
-
-
-def _best_baseline(task: TaskScores) -> float:
-    return max(method.scores[0] for method in task.methods if not method.ours)
 
 
 def _memory() -> str:

@@ -132,6 +132,7 @@ def clamped(model: Model, clamp: int) -> Model:
 
 # Relative effective context length -----------------------------------------------------------------------------------
 
+STEP = 100  # tokens by which contexts are lengthened
 TOKENS_AT_ONCE = 8192  # that states are computed of, where each position has a context of its own
 Losses = Callable[[int], np.ndarray]
 """Context length -> loss (T,) in nats of each of the same positions, given that many tokens before it."""
@@ -171,8 +172,6 @@ def relative_effective_context(
     models: Mapping[str, Losses],
     *,
     hardest: float = 0.1,
-    start: int = 100,
-    step: int = 100,
     most: int = 1000,
     threshold: float = 0.01,
 ) -> dict[str, int]:
@@ -181,8 +180,8 @@ def relative_effective_context(
 
     With l_i(c, t) the loss of model i at position t given c tokens, and the baseline b(c, t) = min_i l_i(c, t), model i
     gains ``1 - exp(f_i(c, c')) / exp(f_i(c, c))``, where f_i(c, c') is the mean of min(b(c, t), l_i(c', t)) over the
-    ``hardest`` share of positions by b(c, t). Its length is the first c (``start``, in steps of ``step``) at which
-    c + step gains less than ``threshold``; ``most`` if there is none.
+    ``hardest`` share of positions by b(c, t). Its length is the first c, in steps of ``STEP``, at which
+    c + STEP gains less than ``threshold``; ``most`` if there is none.
     """
     if not 0 < hardest <= 1:
         raise ConfigError(f"hardest is {hardest}; give a share of the positions above 0 and at most 1")
@@ -195,16 +194,16 @@ def relative_effective_context(
 
     lengths = {}
     for name in models:
-        context = start
+        context = STEP
         while context < most:
             baseline = np.min([losses(other, context) for other in models], axis=0)
             chosen = np.argsort(-baseline, kind="stable")[: max(1, round(hardest * len(baseline)))]
             short, long = (
-                np.minimum(baseline, losses(name, length))[chosen].mean() for length in (context, context + step)
+                np.minimum(baseline, losses(name, length))[chosen].mean() for length in (context, context + STEP)
             )
             if 1 - math.exp(long - short) < threshold:
                 break
-            context += step
+            context += STEP
         lengths[name] = context
     return lengths
 

@@ -48,7 +48,8 @@ def run(plan: StudyPlan, out: Path, execute: Execute, *, retry: bool = False, sa
             else:
                 say(f"{key[0]} at {key[1]:g} {plan.study.unit}: every trial failed, so nothing can be compared")
     cells = plan.cells(chosen)
-    results_by_cell = _run(plan, cells, out, execute, retry=retry, say=say) if _complete(plan.trials, trials) else {}
+    tuned = all(cell.name in trials for cell in plan.trials)
+    results_by_cell = _run(plan, cells, out, execute, retry=retry, say=say) if tuned else {}
     return Results(
         plan=plan,
         chosen=chosen,
@@ -56,10 +57,6 @@ def run(plan: StudyPlan, out: Path, execute: Execute, *, retry: bool = False, sa
         cells={cell: results_by_cell.get(cell.name) for cell in cells},
         trials=trials,
     )
-
-
-def _complete(cells: Sequence[Cell], results: dict[str, dict[str, Any]]) -> bool:
-    return all(cell.name in results for cell in cells)
 
 
 def _run(

@@ -109,7 +109,8 @@ def export(
             quantized = quantize(aside / GRAPH, aside / QUANTIZED, check_int8(graph, longest), settings.tolerance, say)
             record["int8"] = quantized
             if quantized["kept"] and record["format"] == "hf":
-                _prefer_int8(aside / "config.json")
+                path = aside / "config.json"  # transformers.js takes the smaller graph
+                folders.write_fields(path, read_json(path) | {"transformers.js_config": {"dtype": "q8"}})
         write_json(aside / RECORD, record)
         (aside / "README.md").write_text(readme.text(record, graph, model), encoding="utf-8")
 
@@ -158,11 +159,6 @@ def _complete_config(aside: Path, graph: Graph, longest: int) -> None:
     tokenizer = aside / "tokenizer_config.json"
     if tokenizer.exists():
         folders.write_fields(tokenizer, read_json(tokenizer) | {"model_max_length": longest})
-
-
-def _prefer_int8(path: Path) -> None:
-    """transformers.js takes the smaller graph."""
-    folders.write_fields(path, read_json(path) | {"transformers.js_config": {"dtype": "q8"}})
 
 
 def _sentence_files(aside: Path, model: Model, settings: ExportSettings, longest: int) -> None:

@@ -131,18 +131,6 @@ def _teacher(name: str, student: ModelConfig) -> ModelConfig | None:
 Networks = tuple[ModelConfig, ModelConfig | None]
 
 
-def _bert(layers: int, width: int) -> Networks:
-    return bert(layers=layers, width=width), None
-
-
-def _roberta(layers: int, width: int) -> Networks:
-    return roberta(layers=layers, width=width), None
-
-
-def _albert(layers: int, width: int) -> Networks:
-    return albert(layers=layers, width=width, heads=width // 64), None
-
-
 def _distilbert(layers: int, width: int) -> Networks:
     """A student of half the teacher's layers."""
     teacher = replace(bert(layers=layers, width=width), pooler=None, pair=False)
@@ -161,37 +149,24 @@ def _detection(family: Callable[..., ModelConfig], layers: int, width: int) -> N
     return model, second
 
 
-def _deberta_v1(layers: int, width: int) -> Networks:
-    return deberta(layers=layers, width=width, vocab=50265, position=V1), None
-
-
-def _deberta_v2(layers: int, width: int) -> Networks:
-    return deberta(layers=layers, width=width, vocab=128100, position=V2, stem=True), None
-
-
 def _deberta_v3(layers: int, width: int) -> Networks:
     model = deberta(layers=layers, width=width, vocab=128100, position=V2, rtd=True)
     return model, deberta(layers=max(layers // 2, 1), width=width, vocab=128100, position=V2)
 
 
-def _modernbert(layers: int, width: int) -> Networks:
-    return modernbert(layers=layers, width=width, ff_width=3 * width // 2), None
-
-
-def _xlnet(layers: int, width: int) -> Networks:
-    return xlnet(layers=layers, width=width), None
-
-
 FAMILIES: dict[str, Callable[[int, int], Networks]] = {
-    "bert": _bert,
-    "roberta": _roberta,
-    "albert": _albert,
+    "bert": lambda layers, width: (bert(layers=layers, width=width), None),
+    "roberta": lambda layers, width: (roberta(layers=layers, width=width), None),
+    "albert": lambda layers, width: (albert(layers=layers, width=width, heads=width // 64), None),
     "distilbert": _distilbert,
     "electra": partial(_detection, electra),
     "convbert": partial(_detection, convbert),
-    "deberta-v1": _deberta_v1,
-    "deberta-v2": _deberta_v2,
+    "deberta-v1": lambda layers, width: (deberta(layers=layers, width=width, vocab=50265, position=V1), None),
+    "deberta-v2": lambda layers, width: (
+        deberta(layers=layers, width=width, vocab=128100, position=V2, stem=True),
+        None,
+    ),
     "deberta-v3": _deberta_v3,
-    "xlnet": _xlnet,
-    "modernbert": _modernbert,
+    "xlnet": lambda layers, width: (xlnet(layers=layers, width=width), None),
+    "modernbert": lambda layers, width: (modernbert(layers=layers, width=width, ff_width=3 * width // 2), None),
 }

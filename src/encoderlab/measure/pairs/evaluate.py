@@ -180,9 +180,7 @@ def evaluate_files(
     return {name: tabulate(margins[:, i], numbers, paradigms, ties=ties) for i, name in enumerate(measures)}
 
 
-def evaluate_pairs(
-    scorers: Sequence[Scorer], tokenizer: Tokenizer, pairs: Sequence[Pair], *, ties: Ties = "half"
-) -> dict[str, Table]:
+def evaluate_pairs(scorers: Sequence[Scorer], tokenizer: Tokenizer, pairs: Sequence[Pair]) -> dict[str, Table]:
     """Accuracies by measure of pairs that are held in memory, such as a :func:`sample`."""
     paradigms = {pair.paradigm: pair.phenomenon for pair in pairs}
     number_of = {name: place for place, name in enumerate(paradigms)}
@@ -195,9 +193,7 @@ def evaluate_pairs(
     )
     measures = [name for scorer in scorers for name in scorer.measures]
     margins = scores[:, 0] - scores[:, 1]
-    return {
-        name: tabulate(margins[:, i], numbers, list(paradigms.items()), ties=ties) for i, name in enumerate(measures)
-    }
+    return {name: tabulate(margins[:, i], numbers, list(paradigms.items())) for i, name in enumerate(measures)}
 
 
 def _tokens(tokenizer: Tokenizer, pairs: Sequence[Pair]) -> list[tuple[Encoding, Encoding]]:

@@ -11,6 +11,8 @@ from encoderlab.errors import DataError
 from encoderlab.tasks.data.task import Example, Split, Task, Text, is_unlabelled, labels_of
 from encoderlab.tasks.forms.table import FORMS
 
+HELD_OUT = 0.1  # share of the training file that becomes development data
+
 
 def usable_splits(task: Task, data: Path) -> dict[str, Split]:
     """Every split of a task that has files in ``data``. Without a development file, a tenth of training is held out."""
@@ -28,7 +30,7 @@ def usable_splits(task: Task, data: Path) -> dict[str, Split]:
     return splits
 
 
-def hold_out(split: Split, share: float = 0.1) -> tuple[Split, Split]:
+def hold_out(split: Split) -> tuple[Split, Split]:
     """Training and development part of a training file without a development file, with a remark.
 
     A hash of its text decides the part of an example, so equal texts are never in both parts, and the choice depends
@@ -43,7 +45,7 @@ def hold_out(split: Split, share: float = 0.1) -> tuple[Split, Split]:
         key = example.source or example.id
         digest = hashlib.blake2b(key.encode(errors="surrogatepass"), digest_size=8).digest()
         fraction = int.from_bytes(digest, "big") / 2**64
-        (held if fraction < share else kept).append(example)
+        (held if fraction < HELD_OUT else kept).append(example)
     if not held or not kept:
         raise DataError(
             f"{', '.join(split.files)}: {len(split)} examples are too few to hold out a "

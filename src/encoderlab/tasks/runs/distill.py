@@ -96,7 +96,8 @@ class TaughtObjective(TaskObjective):
         terms = self.form.terms(self.model, states, batch, noise)
         scores = self.form.scores(self.model, states, batch, noise)
         terms = {name: replace(term, weight=term.weight * (1 - share)) for name, term in terms.items()}
-        return terms | {"teacher": self._term(scores, self.taught(batch))}, None
+        how = self.settings.temperature, self.settings.weight
+        return terms | {"teacher": self.form.imitation(scores.float(), self.taught(batch).float(), *how)}, None
 
     @torch.no_grad()
     def taught(self, batch: TaskBatch) -> Tensor:
@@ -105,9 +106,6 @@ class TaughtObjective(TaskObjective):
         if self.columns is not None:
             return scores[:, self.columns]
         return self.form.in_units(scores)
-
-    def _term(self, scores: Tensor, teacher: Tensor) -> Term:
-        return self.form.imitation(scores.float(), teacher.float(), self.settings.temperature, self.settings.weight)
 
 
 def read_teacher(settings: Teaching) -> tuple[Model, Teaching]:

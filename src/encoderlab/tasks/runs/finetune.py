@@ -50,7 +50,7 @@ from encoderlab.tasks.scoring.scores import score
 from encoderlab.train import checkpoint
 from encoderlab.train.data import Data
 from encoderlab.train.distributed import join
-from encoderlab.train.doctor import Finding, diagnose
+from encoderlab.train.doctor import diagnose
 from encoderlab.train.evidence import of_lines, read_lines
 from encoderlab.train.folder import METRICS, hardware, peak_memory
 from encoderlab.train.loop import Outcome, train
@@ -346,7 +346,7 @@ class FineTuning:
         if outcome.best is not None:
             checkpoint.load_weights(objective, outcome.best)
         evaluated = self.evaluate(objective, self.splits)
-        findings = self._findings(recipe)
+        findings = diagnose(of_lines(read_lines(self.out / METRICS), to_dict(recipe))) if self.world.main else []
         notes = [*evaluated.notes, *filter(None, (too_long,)), *(f"doctor: {finding}" for finding in findings)]
         if self.model.config.task is not None:
             notes.append(said)
@@ -370,10 +370,6 @@ class FineTuning:
         }
         self.write(objective, record, evaluated)
         return Result(folder=self.out, record=record, model=self.out / "model", predictions=evaluated.predictions)
-
-    def _findings(self, recipe: FinetuneRecipe) -> list[Finding]:
-        """Findings of the doctor in the metrics."""
-        return diagnose(of_lines(read_lines(self.out / METRICS), to_dict(recipe))) if self.world.main else []
 
     def mend(self, finished: Result) -> Result | None:
         """A finished run whose damaged files are made again from its weights; None if the weights are damaged.

@@ -8,6 +8,7 @@ from itertools import islice
 
 import numpy as np
 
+MEMORY = 10  # steps that L-BFGS keeps
 SparseRow = tuple[np.ndarray, np.ndarray]  # columns and values, (k,) each
 
 
@@ -129,12 +130,10 @@ def _times(into: np.ndarray, source: np.ndarray, value: np.ndarray, dense: np.nd
     )
 
 
-def _lbfgs(
-    function: Callable[[np.ndarray], tuple[float, np.ndarray]], start: np.ndarray, steps: int, memory: int = 10
-) -> np.ndarray:
+def _lbfgs(function: Callable[[np.ndarray], tuple[float, np.ndarray]], start: np.ndarray, steps: int) -> np.ndarray:
     """Minimise a function that returns value and gradient, by limited-memory BFGS with backtracking line search.
 
-    ``pairs`` are the last ``memory`` steps s, changes of the gradient y, and rho = 1 / (s . y); the direction is the
+    ``pairs`` are the last ``MEMORY`` steps s, changes of the gradient y, and rho = 1 / (s . y); the direction is the
     two-loop recursion of Nocedal and Wright, 2006, algorithm 7.4.
     """
     x, (value, gradient) = start, function(start)
@@ -164,6 +163,6 @@ def _lbfgs(
         s, y = candidate - x, new_gradient - gradient
         curvature = float((s * y).sum())
         if curvature > 1e-10:
-            pairs = [*pairs[-memory + 1 :], (s, y, 1 / curvature)]
+            pairs = [*pairs[-MEMORY + 1 :], (s, y, 1 / curvature)]
         x, value, gradient = candidate, new_value, new_gradient
     return x
