@@ -143,13 +143,14 @@ def locked(path: Path) -> Iterator[int | None]:
 
 @contextlib.contextmanager
 def held_folder(out: Path) -> Iterator[None]:
-    """Make and lock an output folder while it is written; remove it if it is empty at the end.
+    """Make and lock an output folder while it is written; if it is empty at the end and was made here, it is removed.
 
     Raises:
         ConfigError: another process is writing it, or it cannot be made.
     """
     with contextlib.ExitStack() as stack:
         try:
+            there = out.is_dir()
             out.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(out))
         except BlockingIOError:
@@ -159,8 +160,9 @@ def held_folder(out: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            with contextlib.suppress(OSError):  # not empty, or already removed
-                out.rmdir()
+            if not there:
+                with contextlib.suppress(OSError):  # not empty, or already removed
+                    out.rmdir()
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -157,3 +158,45 @@ def test_what_a_verb_wrote_it_may_write_again(verb, place, tmp_path, monkeypatch
     said = messages(capsys, 2, other[0], "classifier", *other[1:], "lines.txt", "--out", tmp_path / "out")
     assert "exists and is not a file of" in said
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_predictions_of_texts_are_written_as_those_of_a_file(place, tmp_path, capsys) -> None:
+    out = tmp_path / "labels.jsonl"
+    printed, _ = answer(capsys, "predict", place / "classifier", "the red cat", "a")
+    done, _ = answer(capsys, "predict", place / "classifier", "the red cat", "a", "--out", out)
+    assert [json.loads(line) for line in out.read_text().splitlines()] == printed["predictions"]
+    assert done["predictions"] == 2 and done["out"] == str(out)
+
+
+def test_vectors_as_json_are_not_printed_twice(place, capsys) -> None:
+    found, said = answer(capsys, "encode", place / "classifier", "the red cat")
+    assert len(found["vectors"][0]) == found["width"] and len(said) < 200
+
+
+def test_a_changed_token_is_named_by_every_verb_that_reads_a_corpus(place, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(place / "corpus", "corpus")
+    Path("pairs.txt").write_text("the red cat\ncat the red\n")
+    for split in ("train", "validation"):
+        path = next(Path("corpus", split).iterdir())
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+    for words in (
+        ("pretrain", "bert-tiny", "--corpus", "corpus", "--out", "run", "--steps", 1),
+        ("perplexity", place / "run", "--corpus", "corpus"),
+        ("minimal-pairs", place / "run", "pairs.txt", "--corpus", "corpus"),
+        ("prune", place / "run", "pruned", "--heads", "0.5", "--on", "corpus"),
+        ("adapt", place / "run", "corpus", "--out", "adapted"),
+    ):
+        assert "shard-00000.safetensors: sha256" in messages(capsys, 3, *words), words
+
+
+def test_a_folder_of_the_user_stays_though_nothing_is_written(tmp_path) -> None:
+    for made in (False, True):
+        out = tmp_path / str(made)
+        if made:
+            out.mkdir()
+        with held_folder(out):
+            assert out.is_dir()
+        assert out.is_dir() == made

@@ -150,7 +150,7 @@ def test_prose():
 def test_the_same_installation_gives_the_same_text(home, monkeypatch):
     source = python_source("python:stdlib")
     first = digests(source.path.parent)
-    assert source.path.parent.parent == home and set(first) == {"passages.jsonl", "corpus.jsonl"}
+    assert source.path.parent.parent == home and set(first) == {"passages.jsonl", "corpus.jsonl", "seal.json"}
     changed = source.path.stat().st_mtime_ns
     assert python_source("python:stdlib").path.stat().st_mtime_ns == changed  # from the cache
     monkeypatch.setenv("ENCODERLAB_HOME", str(home / "other"))
@@ -235,3 +235,13 @@ def test_errors(tmp_path, monkeypatch):
     monkeypatch.setattr(python_text, "python_files", lambda size: [])
     with pytest.raises(DataError, match="set ENCODERLAB_HOME"):
         python_source("python:stdlib")
+
+
+def test_a_damaged_cache_is_named_and_made_again(home, caplog):
+    made = digests(cached("stdlib"))
+    path = cached("stdlib") / "passages.jsonl"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    assert digests(cached("stdlib")) == made
+    assert f"{path}: " in caplog.text and "is read again" in caplog.text

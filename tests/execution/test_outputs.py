@@ -65,6 +65,20 @@ def test_every_file_has_an_output_and_the_largest_is_first(files, tmp_path, caps
     assert capsys.readouterr().err == ""
 
 
+def test_a_record_with_any_byte_changed_gives_the_same_facts_or_is_refused(files, tmp_path, caplog) -> None:
+    out = tmp_path / "out"
+    facts = make(files, out)[0].facts
+    whole = (out / RECORD).read_bytes()
+    for place in range(0, len(whole), 31):
+        changed = bytearray(whole)
+        changed[place] ^= 1
+        (out / RECORD).write_bytes(changed)
+        caplog.clear()
+        done, made = make(files, out)
+        assert done.facts == facts and (made or place > len(whole) - 2), place
+        assert f"{RECORD}: is damaged after line" in caplog.text
+
+
 def test_what_is_finished_is_not_made_again_and_what_changed_is_named(files, tmp_path, caplog) -> None:
     out = tmp_path / "out"
     make(files, out)

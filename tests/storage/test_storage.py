@@ -111,6 +111,36 @@ def test_a_corpus_at_a_url_is_read_shard_by_shard_and_checked(s3, tmp_path):
         Corpus(url).document(0)
 
 
+@pytest.mark.parametrize("how", ["flip", "cut", "delete"])
+@pytest.mark.parametrize("name", ["a.csv", ".a.csv.sha256"])
+def test_a_damaged_file_of_the_cache_is_fetched_again(s3, caplog, name, how):
+    places.write_bytes(f"{s3.bucket}/a.csv", b"text,label\n" * 9)
+    path = cache.file(f"{s3.bucket}/a.csv")
+    damaged = path.with_name(name)
+    data = bytearray(damaged.read_bytes())
+    data[9] ^= 1
+    damaged.unlink() if how == "delete" else damaged.write_bytes(data if how == "flip" else data[:9])
+    assert cache.file(f"{s3.bucket}/a.csv").read_bytes() == b"text,label\n" * 9
+    assert ("has changed since it was fetched" in caplog.text) == (how != "delete")
+
+
+def test_a_damaged_list_of_an_upload_is_named(s3, tmp_path, monkeypatch):
+    url = f"{s3.bucket}/runs/two"
+    with written_folder(url) as folder:
+        folder.mkdir(parents=True)
+        (folder / "metrics.jsonl").write_text("1\n")
+    monkeypatch.setenv("ENCODERLAB_HOME", str(tmp_path / "other"))
+    whole = places.read_bytes(f"{url}/mirror.json")
+    for place in range(0, len(whole), 90):
+        changed = bytearray(whole)
+        changed[place] ^= 2
+        if bytes(changed).split() == whole.split():
+            continue
+        places.write_bytes(f"{url}/mirror.json", bytes(changed))
+        with pytest.raises(DataError, match="mirror.json: is damaged; delete it"), written_folder(url):
+            pass
+
+
 def test_the_cache_stays_within_its_limit(s3, tmp_path, monkeypatch):
     for number in range(4):
         places.write_bytes(f"{s3.bucket}/{number}.bin", bytes(1000))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from encoderlab.corpus.build import resolve_sources
 from encoderlab.corpus.documents import read_documents
-from encoderlab.corpus.manifest import MANIFEST
+from encoderlab.corpus.manifest import MANIFEST, verify
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.sources import Reading
 from encoderlab.corpus.tokenizer import Tokenizer
@@ -58,6 +58,7 @@ def _of_sources(place: str) -> Iterator[str]:
 
 
 def _of_corpus(folder: Path) -> Iterator[str]:
+    verify(folder)
     for split in ("train", "validation"):
         corpus = Corpus(folder, split)
         tokenizer = Tokenizer.load(corpus.tokenizer_path)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from encoderlab.commands.outputs import output
-from encoderlab.commands.terminal import progress, say, table
+from encoderlab.commands.terminal import json_mode, progress, say, table
 from encoderlab.commands.workers import HERE, WorkerOptions, for_each_file, keep_model, shared_model
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import replace_file
@@ -170,7 +170,7 @@ def _encode(
         say(f"{count:,} vectors of {width} numbers written to {out}")
         return {"model": model, "texts": count, "width": width, "out": out}
     vectors = np.concatenate(list(parts))
-    for vector in vectors:
+    for vector in () if json_mode() else vectors:
         say(" ".join(f"{number:.6g}" for number in vector))
     return {"model": model, "texts": len(vectors), "width": width, "vectors": vectors}
 

@@ -59,6 +59,7 @@ def perplexity(
     positions
         Number of tokens at which it is measured; each costs up to 1,000 tokens.
     """
+    from encoderlab.corpus.manifest import verify
     from encoderlab.corpus.shards import Corpus
     from encoderlab.corpus.tokenizer import Tokenizer
     from encoderlab.inference import usual_device
@@ -71,6 +72,7 @@ def perplexity(
     if min(window, streams, positions) < 1 or min(memory, clamp) < 0:
         raise ConfigError("give at least 1 for window, streams and positions, at least 0 for memory and clamp")
     text = Corpus(corpus, split)
+    verify(corpus, split)
     device = usual_device()
     loaded = {str(path): load(path).to(device) for path in models}
     tokenizer = Tokenizer.load(text.tokenizer_path)

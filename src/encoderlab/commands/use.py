@@ -16,7 +16,7 @@ from encoderlab.commands.outputs import check_output, output
 from encoderlab.commands.terminal import note, progress, say, table
 from encoderlab.commands.workers import HERE, WorkerOptions, for_each_file, keep_model, shared_model
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.files import held_folder
+from encoderlab.files import held_folder, write_text
 from encoderlab.records.dataset import is_dataset, labelled_files
 from encoderlab.storage.cache import local
 from encoderlab.storage.places import url_of
@@ -256,7 +256,7 @@ def predict(
         if places is None:
             if "gold" in (with_ or ()):
                 raise ConfigError("texts have no labels; leave gold out of --with, or give a file")
-            return _predict_texts(predictor, inputs, with_ or ()) | {"model": model}
+            return _predict_texts(predictor, inputs, out, with_ or ()) | {"model": model}
         return _predict_file(predictor, places[0], out, text, pair, with_ or ()) | {"model": model}
 
 
@@ -348,8 +348,8 @@ def _predict_files(
     return {"model": model, "files": len(done.facts), "kept": done.kept, "predictions": count, "out": out}
 
 
-def _predict_texts(predictor: Predictor, texts: list[str], besides: Sequence[str]) -> dict[str, Any]:
-    """Print the predictions of texts."""
+def _predict_texts(predictor: Predictor, texts: list[str], out: Path | None, besides: Sequence[str]) -> dict[str, Any]:
+    """Write the predictions of texts to ``out``, or print them."""
     from encoderlab.tasks.runs.apply import example_of
     from encoderlab.tasks.runs.predict import record
 
@@ -359,10 +359,14 @@ def _predict_texts(predictor: Predictor, texts: list[str], besides: Sequence[str
         record(example, value, detail, predictor.form.head_labels(), besides)
         for example, value, detail in zip(examples, predictions.values, predictions.details, strict=True)
     ]
-    for text, answer in zip(texts, records, strict=True):
-        say(f"{_answer(answer)}\t{text}")
     if line := _cut(predictor):
         note(line)
+    if out is not None:
+        write_text(out, "".join(json.dumps(answer, ensure_ascii=False) + "\n" for answer in records))
+        say(f"{len(records):,} predictions written to {out}")
+        return {"predictions": len(records), "out": out}
+    for text, answer in zip(texts, records, strict=True):
+        say(f"{_answer(answer)}\t{text}")
     return {"predictions": records}
 
 

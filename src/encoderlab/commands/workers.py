@@ -107,13 +107,15 @@ def elsewhere(where: WorkerOptions, out: Path, reads: Sequence[Path]) -> Iterato
     if not where.several:
         yield None
         return
+    there = out.is_dir()
     out.mkdir(parents=True, exist_ok=True)
     try:
         with where.tasks([out, *reads]) as tasks:
             yield tasks
     finally:
-        with contextlib.suppress(OSError):  # not empty
-            out.rmdir()
+        if not there:
+            with contextlib.suppress(OSError):  # not empty
+                out.rmdir()
 
 
 _loaded: dict[tuple[Path, str], Any] = {}  # the model of this process, by its path and identity; at most one

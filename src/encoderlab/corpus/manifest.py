@@ -110,10 +110,11 @@ class Manifest:
     made_by: StrictStr = ""
     counts: FileRecord
 
-    def files(self) -> list[FileRecord | ShardRecord]:
-        """All files of the corpus besides the manifest."""
+    def files(self, split: str | None = None) -> list[FileRecord | ShardRecord]:
+        """All files of the corpus besides the manifest, with shards of all splits or of one."""
         tokenizer = () if self.tokenizer is None else self.tokenizer.files
-        return [self.counts, *tokenizer, *(shard for split in self.splits.values() for shard in split.shards)]
+        shards = (shard for name, its in self.splits.items() if split in (None, name) for shard in its.shards)
+        return [self.counts, *tokenizer, *shards]
 
 
 def split_record(shards: tuple[ShardRecord, ...] | list[ShardRecord]) -> SplitRecord:
@@ -171,16 +172,16 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def verify(folder: str | os.PathLike) -> None:
+def verify(folder: str | os.PathLike, split: str | None = None) -> None:
     """Read every file of a corpus, as many at once as there are cores, and compare it with its recorded hash: about a
-    second per GB on one core.
+    second per GB on one core. With ``split``, the shards of that split alone, besides what is not of any.
 
     Raises:
         DataError: names the first file that is missing or differs.
     """
     folder = local(folder)
     with ThreadPoolExecutor(cores()) as pool:
-        for _ in pool.map(lambda record: _verify_file(folder, record), read_manifest(folder).files()):
+        for _ in pool.map(lambda record: _verify_file(folder, record), read_manifest(folder).files(split)):
             pass
 
 

@@ -126,12 +126,11 @@ class Corpus:
         """How often each id occurs in the training split: (V,) int64."""
         path = self.path / COUNTS
         try:
-            counts = np.load(path, allow_pickle=False)
+            if file_hash(path) != self.manifest.counts.sha256:
+                raise ValueError("its hash differs from that in the manifest")
+            return np.load(path, allow_pickle=False)
         except Exception as error:  # numpy reads the header with Python's own parser, which has errors of its own
             raise DataError(f"{path}: cannot be read ({str(error)[:80]}); build the corpus again") from None
-        if counts.shape != (self.vocab_size,):
-            raise DataError(f"{path}: shape {counts.shape}, expected ({self.vocab_size},); build the corpus again")
-        return counts
 
     def _locate(self, i: int) -> tuple[Shard, int]:
         if not 0 <= i < self.num_documents:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -15,7 +16,8 @@ from encoderlab.files import sha256
 
 log = logging.getLogger(__name__)
 
-RECORD = "files.jsonl"  # in the output folder: what was asked for, then a line for every finished file
+RECORD = "files.jsonl"  # in the output folder: what was asked for, then a line for every finished file, with checksums
+CHECKSUM = "checksum"  # of the rest of a line
 
 
 class Make(Protocol):
@@ -158,7 +160,13 @@ def _size(path: Path) -> int:
 
 
 def _line(entry: Mapping[str, Any]) -> bytes:
-    return (json.dumps(entry, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
+    return (json.dumps({**entry, CHECKSUM: _checksum(entry)}, ensure_ascii=False) + "\n").encode(
+        errors="backslashreplace"
+    )
+
+
+def _checksum(entry: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
@@ -168,8 +176,9 @@ def _read(path: Path) -> list[dict[str, Any]]:
     for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
         try:
             entry = json.loads(line)
-            whole = line.endswith(b"\n") and isinstance(entry, dict)
-            if not whole or (entries and entry.keys() != {"output", "input", "sha256", "facts"}):
+            if not line.endswith(b"\n") or not isinstance(entry, dict):
+                raise ValueError
+            if entry.pop(CHECKSUM, None) != _checksum(entry):
                 raise ValueError
         except ValueError:
             log.warning("%s: is damaged after line %d; what is missing is made again", path, len(entries))

@@ -11,7 +11,7 @@ import numpy as np
 from encoderlab.batches.batch import Batch
 from encoderlab.batches.permutation import Targets
 from encoderlab.batches.rows import Row
-from encoderlab.corpus.manifest import MANIFEST
+from encoderlab.corpus.manifest import MANIFEST, verify
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
@@ -78,6 +78,7 @@ def _texts(tokenizer: Tokenizer, source: str) -> Iterator[tuple[np.ndarray, np.n
     """Ids and word starts of the texts of a corpus, a file, or a text."""
     if (Path(source) / MANIFEST).is_file():
         corpus = Corpus(Path(source), split="validation")
+        verify(source, "validation")
         if Tokenizer.load(corpus.tokenizer_path).hash() != tokenizer.hash():
             raise ConfigError(
                 f"{source}: was built with another tokenizer; give the corpus of the model, or a text file"

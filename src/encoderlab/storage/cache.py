@@ -4,6 +4,9 @@
     CACHE/storage/folders/HASH/NAME/     a folder, such as a model
     CACHE/storage/corpora/HASH/NAME/     a corpus: its shards are fetched when they are first read
 
+Beside each file lies its hash, which is compared whenever the file is asked for (about a second per GB); shards have
+theirs in the manifest, and are verified by what trains on them.
+
 The names have a hash of the URL and of the state of what lies there, so that what changed is fetched anew. Above the
 limit (``ENCODERLAB_CACHE_GB``, 50 by default) what was used longest ago is deleted.
 """
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import shutil
 import time
@@ -20,9 +24,12 @@ from pathlib import Path
 
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import CACHE_GB, cache_folder, fcntl, replace_file, write_bytes
+from encoderlab.files import sha256 as sha256_of
 from encoderlab.storage import places
 from encoderlab.storage.mirror import INDEX, WRITER
 from encoderlab.storage.streams import open_file
+
+log = logging.getLogger(__name__)
 
 URL_FILE, COMPLETE = ".url", ".complete"
 MANIFEST, COUNTS = "manifest.json", "counts.npy"
@@ -97,23 +104,27 @@ def _folder(url: str, names: dict[str, str]) -> Path:
         names = {name: place for name, place in names.items() if not name.startswith("checkpoints/")}
     states = {name: places.info(place) for name, place in sorted(names.items())}
     folder = _root() / "folders" / _key(url, repr(states)) / _name(url)
+    for name, state in states.items():
+        _supply(folder / name, names[name], state.size, None)
     if not (folder / COMPLETE).exists():
-        for name, state in states.items():
-            _supply(folder / name, names[name], state.size, None)
         write_bytes(folder / COMPLETE, b"")
     os.utime(folder / COMPLETE)
     return folder
 
 
 def _supply(path: Path, url: str, size: int | None, sha256: str | None) -> None:
-    """Fetch ``url`` to ``path``, if it is not there; of several processes, one does it and the others wait."""
-    if path.exists():
+    """Fetch ``url`` to ``path``, if it is not there as it was fetched; of several processes, one does it and the others
+    wait.
+    """
+    if _is_whole(path):
         os.utime(path)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     with _only_one(path.with_name(f".{path.name}.lock")):
-        if path.exists():
+        if _is_whole(path):
             return
+        if path.exists() and _hash_file(path).exists():
+            log.warning("%s: has changed since it was fetched; %s is fetched again", path, url)
         digest, count = hashlib.sha256(), 0
         with open_file(url) as source, replace_file(path) as target:
             while data := source.read(CHUNK):
@@ -127,7 +138,20 @@ def _supply(path: Path, url: str, size: int | None, sha256: str | None) -> None:
                     f"{url}: sha256 {digest.hexdigest()[:12]}..., the manifest says {sha256[:12]}...: changed or "
                     "damaged; write the corpus again"
                 )
+        write_bytes(_hash_file(path), digest.hexdigest().encode())
     _shrink()
+
+
+def _hash_file(path: Path) -> Path:
+    return path.with_name(f".{path.name}.sha256")
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a file of the cache has the bytes that were fetched."""
+    try:
+        return _hash_file(path).read_bytes() == sha256_of(path).encode()
+    except FileNotFoundError:
+        return False
 
 
 @contextlib.contextmanager

@@ -168,8 +168,7 @@ class Mirror:
             DataError: it cannot be read.
         """
         pushes = read_json(self._state_file).get("pushes", []) if self._state_file.exists() else []
-        place = places.join(self.url, INDEX)
-        index = json.loads(places.read_bytes(place)) if places.exists(place) else None
+        index = self._found_index()
         push = None if index is None else index["push"]
         self._pushes = [push]
         if push in pushes:  # with no upload complete on either side, too
@@ -196,6 +195,19 @@ class Mirror:
         write_json(self._state_file, {"pushes": self._pushes})  # last: without it, what is here is not trusted
         if names:
             log.info("%s: %d files restored", self.url, len(names))
+
+    def _found_index(self) -> dict[str, Any] | None:
+        """The list of all at the URL, if there is one."""
+        place = places.join(self.url, INDEX)
+        if not places.exists(place):
+            return None
+        try:
+            index = json.loads(places.read_bytes(place))
+            if index.pop("sha256") == _digest(index):
+                return index
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            pass
+        raise DataError(f"{place}: is damaged; delete it, and what lies beside it is taken as it is")
 
     def _remote(self) -> list[str]:
         try:
@@ -248,7 +260,9 @@ class Mirror:
         index = {"push": push, "files": self._entries, "links": links}
         self._pushes.append(push)  # first: an error does not say whether the list has arrived
         write_json(self._state_file, {"pushes": self._pushes})
-        places.write_bytes(places.join(self.url, INDEX), json.dumps(index, indent=1).encode())
+        places.write_bytes(
+            places.join(self.url, INDEX), json.dumps(index | {"sha256": _digest(index)}, indent=1).encode()
+        )
         self._pushes = [push]
         self._doomed = gone
         for name in sorted(gone, key=_order, reverse=True):  # manifests first: without one a checkpoint is not restored
@@ -298,6 +312,10 @@ def _order(name: str) -> int:
     if name.endswith(LOGS):
         return 0
     return 2 if name.rpartition("/")[2] == "manifest.json" else 1
+
+
+def _digest(index: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()
 
 
 def _runs(process: int) -> bool:

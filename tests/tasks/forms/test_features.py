@@ -59,6 +59,21 @@ def rows(store, form, splits):
     return store.rows_of(form.items(splits["train"].examples), form.columns == "words", 32)
 
 
+@pytest.mark.parametrize("how", ["flip", "cut", "longer"])
+def test_damaged_activations_are_named_and_computed_again(tmp_path, caplog, how):
+    store, form, splits = store_of(tmp_path)
+    rows(store, form, splits)
+    (path,) = tmp_path.glob("*.npy")
+    whole = path.read_bytes()
+    changed = bytearray(whole)
+    changed[-7] ^= 1
+    path.write_bytes({"flip": bytes(changed), "cut": whole[:-9], "longer": whole + b"x"}[how])
+    again, form, splits = store_of(tmp_path)
+    rows(again, form, splits)
+    assert f"{path}: has changed since it was written" in caplog.text
+    assert [one.read_bytes() for one in tmp_path.glob("*.npy")] == [whole]
+
+
 def test_stored_activations_are_those_of_the_encoder(tmp_path):
     store, form, splits = store_of(tmp_path)
     items = rows(store, form, splits)

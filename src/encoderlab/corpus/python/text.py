@@ -18,6 +18,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
+import logging
 import os
 import shutil
 import sys
@@ -33,16 +34,19 @@ from typing import Literal
 
 from encoderlab.corpus.python.areas import PACKAGES, area_of
 from encoderlab.corpus.python.prose import comments, docstrings, prose
+from encoderlab.corpus.sealed import Damaged, check_folder, seal_folder
 from encoderlab.corpus.sources import Source
 from encoderlab.errors import ConfigError, DataError, nearest
 from encoderlab.execution.workers import cores, run_all
 from encoderlab.files import cache_folder
 from encoderlab.seeds import derive
 
+log = logging.getLogger(__name__)
+
 PREFIX = "python:"
 Size = Literal["stdlib", "all"]
 SIZES: tuple[Size, ...] = ("stdlib", "all")
-VERSION = 2  # of the rules here, in areas and in prose; part of the name of the cache
+VERSION = 3  # of the rules here, in areas and in prose; part of the name of the cache
 TEST, VALIDATION = 0.1, 0.1  # shares of the passages of an area
 MIN_CHARS, MIN_COMMENT = 40, 150  # characters of a passage, and of a comment
 
@@ -91,6 +95,12 @@ def cached(size: Size) -> Path:
     for package in PACKAGES:
         digest.update(_version(package).encode())
     folder = cache_folder() / f"python-{size}-{digest.hexdigest()[:16]}"
+    if folder.exists():
+        try:
+            check_folder(folder, folder.name)
+        except Damaged as error:
+            log.warning("%s; the text of this Python is read again", error)
+            shutil.rmtree(folder, ignore_errors=True)
     if not folder.exists():
         _fill(folder, files)
     return folder
@@ -117,6 +127,7 @@ def _fill(folder: Path, files: Sequence[PythonFile]) -> None:
                     heading = [f"{passage.module}.{passage.name}" if passage.name else passage.module]
                     text = "\n".join([*(heading if passage.kind != "comment" else []), *passage.paragraphs])
                     file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
+        seal_folder(temporary, folder.name)
         os.replace(temporary, folder)
     except OSError:
         if not folder.exists():  # else another process was quicker

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from encoderlab.corpus.manifest import MANIFEST, file_hash
+from encoderlab.corpus.manifest import MANIFEST, file_hash, verify
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Encoding, Tokenizer
 from encoderlab.measure.pairs.evaluate import Survey, encoded, evaluate_files
@@ -74,6 +74,7 @@ def baselines_of(
 ) -> dict[str, Table]:
     """Accuracies by the :class:`Baselines` of the corpus at ``path``, on the pairs that a survey ``surveyed``."""
     corpus = Corpus(path)
+    verify(path, "train")
     tokenizer = Tokenizer.load(corpus.tokenizer_path)
     rows = encoded(files, tokenizer, bad_first=settings.get("bad_first", False))
     scorer = Baselines(corpus, tokenizer, (sentence for _, good, bad in rows for sentence in (good, bad)))
