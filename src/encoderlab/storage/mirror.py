@@ -207,7 +207,7 @@ class Mirror:
                 return index
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             pass
-        raise DataError(f"{place}: is damaged; delete it, and what lies beside it is taken as it is")
+        raise DataError(f"{place}: is damaged; delete it to continue from the other files there")
 
     def _remote(self) -> list[str]:
         try:
