@@ -1,9 +1,9 @@
 """What an adapted model is measured by: bits per byte of held-out text, minimal pairs, fine-tuning.
 
-Bits per byte compare models with different vocabularies. Of masked and permutation models they are pseudo bits: each
-token is predicted with all others in sight but the later ones of its word (``pll_word`` of
-:mod:`encoderlab.measure.pairs.scorers`; Kauf and Ivanova, 2023). Without that, words of many pieces would look easy.
-They compare among such models only. The text is cut into pieces of the same bytes for every model.
+Bits per byte compare models with different vocabularies. Masked and permutation models have pseudo bits: each token is
+predicted from all others except the later ones of its word (``pll_word`` of :mod:`encoderlab.measure.pairs.scorers`;
+Kauf and Ivanova, 2023). Without that, words of many pieces would look easy. They compare among such models only. The
+text is cut into pieces of the same bytes for every model.
 """
 
 from __future__ import annotations

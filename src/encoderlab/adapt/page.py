@@ -1,4 +1,4 @@
-"""One page about an adaptation: what was gained, what was forgotten, what it cost."""
+"""The page about an adaptation: gains on the domain, losses on general text, cost."""
 
 from __future__ import annotations
 

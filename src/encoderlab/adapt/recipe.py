@@ -98,7 +98,8 @@ def recipe_of(model: Model, generator: Model | None, *, tokens: float, passes: f
 
 
 def _trained(config: ModelConfig) -> ModelConfig:
-    """The configuration with the dropout of continued training; that of attention weights stays where it is used."""
+    """The configuration with the dropout of continued training; dropout of attention weights, if used, keeps its
+    rate."""
     encoder = config.encoder
     return replace(config, encoder=replace(encoder, dropout=DROPOUT, attention_dropout=encoder.attention_dropout))
 

@@ -244,7 +244,7 @@ class Adaptation:
         return results
 
     def run(self) -> dict[str, Any]:
-        """All stages; returns what ``adapt.json`` holds.
+        """All stages; returns the content of ``adapt.json``.
 
         Raises:
             Stopped: a signal came while it trained; the same command goes on.

@@ -114,7 +114,7 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def chance(kind: str, text: str) -> float:
-    """A number in [0, 1) that belongs to a document, for each ``kind`` of decision another one."""
+    """A number in [0, 1) that depends only on the document and the ``kind`` of decision."""
     digest = hashlib.sha256(f"{kind}\n{text}".encode("utf-8", "replace")).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
 

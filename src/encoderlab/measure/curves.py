@@ -78,7 +78,7 @@ def _columns(
 
 
 def _running_mean(values: Sequence[float | None], reach: int) -> list[float | None]:
-    """The mean of the values at most ``reach`` rows away, on both sides alike; None where there is none."""
+    """The mean of the values at most ``reach`` rows away, on both sides alike; None if there are no values."""
     sums, counts = [0.0], [0]
     for value in values:
         sums.append(sums[-1] + (value or 0.0))

@@ -29,7 +29,7 @@ class Node:
 
 
 def tree(config: ModelConfig) -> Node:
-    """The model's parts, equal neighbours told once; shared weights count where they stand first."""
+    """The model's parts; equal neighbours are listed once, and shared weights count where they first occur."""
     with torch.device("meta"):
         model = Model(config)
     return _node("model", model, set())

@@ -20,7 +20,7 @@ SHARE = 0.5  # of the measured matrix-multiply rate that a run reaches on averag
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What a run costs: ``memory`` in bytes, and the ``seconds`` of this machine, whose matrix products reach ``rate``
+    """The cost of a run: ``memory`` in bytes, and ``seconds`` on this machine, whose matrix products reach ``rate``
     operations per second. ``tokens`` and ``flops`` of the whole budget are None for a budget in hours.
     """
 

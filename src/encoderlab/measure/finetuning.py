@@ -47,8 +47,8 @@ class SeedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Finetuning:
-    """What a protocol found for one task: ``record`` is its ``score.json``, ``fresh`` what the same found for fresh
-    weights, where that was asked for.
+    """The results of a protocol for one task: ``record`` is its ``score.json``, ``fresh`` the results with fresh
+    weights, if they were asked for.
     """
 
     folder: Path
@@ -91,9 +91,7 @@ class Finetuning:
 
 
 def tasks_in(folder: Path) -> list[Path]:
-    """The folders of the tasks that a folder of fine-tuning holds: itself, or those of a suite; none where it holds
-    something else.
-    """
+    """The task folders in a folder of fine-tuning: itself, or those of a suite; empty for any other folder."""
     if (folder / SCORE_FILE).exists() and not (folder / RECIPE).exists():
         return [folder]
     places = sorted(path.parent for path in folder.glob(f"*/{SCORE_FILE}"))

@@ -62,7 +62,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What one process reaches: FLOP/s in forward and backward passes, parameters updated per second, and its link."""
+    """The speed of one process: FLOP/s in forward and backward passes, parameters updated per second, and its link."""
 
     flops: float
     updates: float

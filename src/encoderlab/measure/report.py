@@ -94,7 +94,7 @@ class Report:
 
     ``findings`` are the doctor's, as mappings of their fields and ``seeds``. ``tiles`` are the key numbers of one run,
     ``compared`` those of several; ``tokenizer``, ``costs`` and ``provenance`` are tables of name and value; ``limits``
-    says what the numbers do not show.
+    are sentences about what the numbers do not show.
     """
 
     title: str

@@ -119,8 +119,8 @@ def strips(records: Sequence[RunRecord]) -> list[Metric]:
 
 
 def references(records: Sequence[RunRecord], counts: np.ndarray | None) -> list[tuple[str, float]]:
-    """Losses to compare with, of runs with one vocabulary: a uniform guess, and word frequencies where the counts of
-    the corpus are known.
+    """Reference losses for runs with one vocabulary: a uniform guess, and token frequencies if the corpus's counts are
+    known.
     """
     sizes = {record.recipe.get("model", {}).get("encoder", {}).get("vocab") for record in records}
     if len(sizes) > 1 or not (size := sizes.pop()):
@@ -196,7 +196,7 @@ def report(folders: Sequence[Path], *, counts: np.ndarray | None = None, title: 
 
 
 def findings(record: RunRecord) -> list[dict[str, str]]:
-    """What the doctor says of the metrics, without a look at the corpus or at weights."""
+    """The doctor's findings in the metrics alone; it reads neither corpus nor weights."""
     path = record.folder / "metrics.jsonl"
     lines = read_lines(path) if path.exists() else []
     return [vars(finding) | {"seeds": ""} for finding in diagnose(of_lines(lines, record.recipe))]
@@ -219,8 +219,8 @@ def names(folders: Sequence[Path]) -> list[str]:
 
 
 def comparison(records: Mapping[str, RunRecord]) -> str:
-    """Which run stands best on held-out text, by the bits per byte, as these do not depend on the tokenizer, where all
-    had the same to predict. Runs that diverged are named.
+    """Which run is best on held-out text: by bits per byte, which do not depend on the tokenizer, if all runs predict
+    the same text. Runs that diverged are named.
     """
     words = f"{len(records)} runs, which have no bits per byte of one objective to be ranked by."
     ends = {name: held[-1] for name, record in records.items() if (held := _bits(record))}
@@ -307,7 +307,7 @@ def _numbers(lines: Sequence[Mapping[str, Any]], key: str) -> list[float]:
 
 
 def side_by_side(tables: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    """The tables of several runs as one: what is the same in all of them once, else a row for each run."""
+    """The tables of several runs as one: equal values once, different ones in a row for each run."""
     joined: dict[str, str] = {}
     for row in dict.fromkeys(row for table in tables.values() for row in table):
         values = {run: table[row] for run, table in tables.items() if row in table}

@@ -114,7 +114,7 @@ class _Axis:
     ticks: list[float]
 
     def at(self, value: float) -> str:
-        """The place of ``value`` in CSS; what lies outside stands at the end."""
+        """The place of ``value`` in CSS; values outside the axis are placed at its end."""
         return f"{100 * (min(max(value, self.low), self.high) - self.low) / (self.high - self.low):.2f}%"
 
 

@@ -95,7 +95,7 @@ def _point(results: Results, arm: str, amount: float, measure: str) -> Point | N
 
 
 def _quality(results: Results) -> list[tuple[str, str, Chart | None]]:
-    """A chart for each measure, of arms whose losses compare, with what is better."""
+    """A chart for each measure, of arms whose losses are comparable; it says which direction is better."""
     several = len(results.plan.study.amounts) > 1
     panels = []
     for measure in results.measures:
@@ -209,7 +209,7 @@ def _number(value: float | None, name: str) -> str:
 
 
 def _tuning(results: Results) -> dict[str, Any] | None:
-    """What was tried for each arm, and what was chosen."""
+    """The values tried for each arm, and the one chosen."""
     tune = results.plan.study.tune
     if tune is None or not results.tried:
         return None

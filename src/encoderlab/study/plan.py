@@ -231,7 +231,7 @@ class StudyPlan:
         }
 
     def fairness(self) -> list[str]:
-        """What is equal for all arms, and what is not."""
+        """Lines that say what is equal for all arms and what differs."""
         study = self.study
         corpora = {file_hash(self.corpus(arm) / MANIFEST) for arm in self.arms}
         formats = {self.recipe(arm, study.amounts[0], 1).rows.kind for arm in self.arms}

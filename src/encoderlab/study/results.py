@@ -19,7 +19,7 @@ LOWER = ("loss", "bits per byte")  # is better
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """The results of the cells of a study, None where one is missing.
+    """The results of a study's cells; None for a cell without a result.
 
     Args:
         chosen: the value of the tuned field, by arm and budget.

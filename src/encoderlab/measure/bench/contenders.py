@@ -94,7 +94,7 @@ class Theirs:
                 network.compile()
 
     def arranged(self, batch: Batch) -> Batch:
-        """The batch as their collators make it: ``labels`` also holds what their models are given."""
+        """The batch as their collators make it: ``labels`` also has the inputs of their models."""
         batch = apart(batch, self.pad)
         labels = {"attention_mask": (batch.doc >= 0).long()}
         if isinstance(self.case.objective, PermutationSettings):
@@ -213,8 +213,8 @@ class Theirs:
 
 
 def permuted(batch: Batch) -> dict[str, Tensor]:
-    """A batch of permutation modelling as XLNet of ``transformers`` reads it: what a token does not see (B, L, L), one
-    row of the unit matrix per target (B, T, L), and the targets (B, T), IGNORE in slots that stay empty.
+    """A batch of permutation modelling as XLNet of ``transformers`` reads it: the mask of hidden tokens (B, L, L), one
+    row of the unit matrix per target (B, T, L), and the targets (B, T), IGNORE in empty slots.
     """
     labels, itself = batch.labels, torch.eye(batch.ids.shape[1])
     taken = labels["positions"] >= 0

@@ -26,8 +26,7 @@ DISPATCH = "PythonDispatchMode"  # inside an operator that encoderlab.train.prec
 
 
 def time_by_part(step: Callable[[], Any], case: Case, device: torch.device) -> dict[str, float]:
-    """Seconds of one step by part: of the processor's operators, or on a GPU of its kernels, so that what it waits for
-    is left out.
+    """Seconds of one step by part: the time of operators on a CPU, of kernels on a GPU, so that waiting does not count.
 
     Matrix products are told apart by their shapes: projections, feed-forward, head.
     """
@@ -53,8 +52,8 @@ def _operators_by_part(events: Iterable[Any], case: Case) -> dict[str, float]:
 
 
 def kernels_by_part(events: Iterable[Any], case: Case) -> dict[str, float]:
-    """A kernel belongs to the part of the operator that launched it, else to that of its own name: those of Triton say
-    what they do, also where no operator launched them.
+    """A kernel belongs to the part of the operator that launched it. Without an operator, as for Triton's kernels, its
+    own name decides.
     """
     seconds: dict[str, float] = {}
     alone: dict[str, float] = {}  # microseconds by name, of kernels without operator

@@ -39,7 +39,7 @@ Play = Callable[[], None]
 
 @dataclass(frozen=True, kw_only=True)
 class PredictSetting:
-    """What is measured: ``turns`` over ``texts`` paragraphs, after one that is not counted.
+    """One benchmark: ``turns`` passes over ``texts`` paragraphs, after a warm-up pass.
 
     Args:
         rows: texts in a batch of the other contenders.
@@ -58,7 +58,7 @@ def run(case: Case, corpus: Path, setting: PredictSetting) -> dict[str, Any]:
     """Tokens per second, and how often faster ours is than each contender.
 
     Ours sorts by length into batches of equal token counts; the others take batches of ``rows`` in the given order,
-    padded to the longest, as their pipelines do. On a GPU where there is one, on which the states stay. Only contenders
+    padded to the longest, as their pipelines do. Runs on a GPU if there is one; the states stay there. Only contenders
     that give the same states take part; ``difference`` holds the largest difference of each (:data:`COMPARED`).
     """
     torch.set_num_threads(setting.threads)

@@ -186,7 +186,7 @@ class _Wire:
 
 
 def _launch(world: int, work: ScalingWork) -> dict[str, Any]:
-    """Run ``world`` processes of :func:`_serve`; returns what the first one measured."""
+    """Run ``world`` processes of :func:`_serve`; returns the measurements of the first one."""
     context = mp.get_context("spawn")
     results = context.SimpleQueue()
     with tempfile.TemporaryDirectory() as place:

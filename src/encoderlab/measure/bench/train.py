@@ -115,7 +115,7 @@ def _adapted(case: Case, setting: TrainSetting) -> Case:
 
 @dataclass(frozen=True, kw_only=True)
 class _Timing:
-    """What the turns measured, one number per counted turn.
+    """The measurements of all turns, one number per counted turn.
 
     Args:
         speed: tokens per second by contender.

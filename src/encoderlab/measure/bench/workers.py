@@ -80,7 +80,7 @@ class Worker:
 
 
 def _serve(pipe: Connection, work: Work) -> None:
-    """Answer the requests that come through ``pipe`` until one says to stop: what the worker's process runs."""
+    """The main function of a worker process: answer the requests in ``pipe`` until one asks to stop."""
     try:
         player = _Player(work)
     except Exception as error:  # whatever it is, the process that waits is told

@@ -28,8 +28,8 @@ class Baselines:
 
     ``frequency``: sum of log p(w_i) with p(w) = (count(w) + 1) / (tokens + vocabulary). ``trigram``: sum of
     log p(w_i | w_i-2 w_i-1), a mixture of relative frequencies of three, two and one token with :data:`WEIGHTS`
-    (Jelinek and Mercer, 1980); where a context does not occur, the weights of the shorter ones share its part. Sums are
-    exactly rounded, so that sentences of the same tokens tie whatever their order.
+    (Jelinek and Mercer, 1980); the weight of a context that does not occur goes to the shorter ones. Sums are exactly
+    rounded, so that sentences of the same tokens tie whatever their order.
 
     Args:
         sentences: all that will be scored; may be an iterator.

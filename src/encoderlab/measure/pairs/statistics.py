@@ -40,8 +40,8 @@ def tabulate(
 ) -> Table:
     """The table of one measure.
 
-    Each interval holds the middle 95% of 1,000 resamplings of the pairs within every paradigm. The paradigms
-    themselves are not resampled: the interval says what other sentences of the same kinds would have given.
+    Each interval holds the middle 95% of 1,000 resamplings of the pairs within every paradigm. Paradigms are not
+    resampled: the interval is about other sentences of the same paradigms.
 
     Args:
         margins: (n,) score of the acceptable sentence less that of the other; above 0 is right, 0 a tie.

@@ -15,7 +15,7 @@ from encoderlab.train.recipe import Recipe
 
 
 def validation_scores(recipe: Recipe, objective: Objective) -> Callable[[], Mapping[str, float]] | None:
-    """A function that scores the sample of pairs in ``recipe.evaluation.pairs``; None where there is none.
+    """A function that scores the sample of pairs in ``recipe.evaluation.pairs``; None if that is unset.
 
     Raises:
         ConfigError: the objective trains no model that scores sentences.

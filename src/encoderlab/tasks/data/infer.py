@@ -59,7 +59,8 @@ _TELLING = (*tables.RECORDS, ".ndjson", ".txt")  # suffixes that determine how a
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """The user's statements about a file; None is inferred. A column is a name, or a number if there is no header.
+    """What the user says of a file; fields that are None are inferred. A column is a name, or a number if there is no
+    header.
 
     ``skip_unlabelled``: leave out rows without a label, which are otherwise refused.
     """
@@ -158,8 +159,8 @@ class _InferredFile:
     def options(self) -> tuple[str, ...]:
         """The columns of options.
 
-        Given ones, the column with the list of options, or one column per option: ending0, ending1, ... (option1, ...,
-        choice_a, ..., sol1, ..., or a, b, c).
+        The columns that the user names, the column with the list of options, or one column per option: ending0,
+        ending1, ... (option1, ..., choice_a, ..., sol1, ..., or a, b, c).
         """
         if self.given.options:
             return self.given.options

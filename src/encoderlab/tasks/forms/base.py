@@ -246,7 +246,7 @@ class Form:
 
     @classmethod
     def details_of(cls, task: Task, examples: Sequence[Any], values: Sequence[Any]) -> dict[str, Any]:
-        """What an :class:`Analysis` holds for this form besides mistakes."""
+        """The fields of an :class:`Analysis`, besides mistakes, that this form fills."""
         return {}
 
     def chance(self, examples: Sequence[Any]) -> Chance | None:

@@ -1,4 +1,4 @@
-"""Common parts of the forms whose examples are one or two texts, answered from one vector of each."""
+"""Common parts of the forms that answer from one vector per example of one or two texts."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def perform_all(
     the title of each.
 
     Raises:
-        EncoderlabError: what a run raises, but for one that diverged. Those that run are asked to stop, and the same
+        EncoderlabError: the error of a run, unless it diverged. Runs in progress are asked to stop, and the same
             call continues.
     """
     if tasks is None:
@@ -167,7 +167,7 @@ def _wait_for(path: Path) -> None:
 
 @contextlib.contextmanager
 def _view(driver: _Driver) -> Iterator[None]:
-    """While it lasts, show all runs in one view, by what their folders say."""
+    """A context that shows the progress of all runs in one view, read from their folders."""
     over, begin = threading.Event(), time.time()
 
     def look() -> None:

@@ -316,8 +316,8 @@ class FineTuning:
         return Data(source=source, validation=losses, score=scores, chance=known, **more)
 
     def _operations(self, objective: TaskObjective, items: Sequence[Item]) -> Callable[[Phase], float] | None:
-        """Floating-point operations of training per token, heads aside; None where the loss needs more passes than one,
-        or the encoder none.
+        """Floating-point operations of training per token, heads aside; None if the loss needs several forward passes,
+        or none of the encoder.
 
         Attention costs as much as the sequence of a token is long, so the mean length over tokens is counted with.
         """

@@ -124,7 +124,7 @@ def write_predictions(
 
 
 def analysis_file(split: str) -> str:
-    """Where a run folder says how the predictions for a split go wrong."""
+    """The file of a run folder with the analysis of the predictions for a split."""
     return f"analysis-{split}.json"
 
 

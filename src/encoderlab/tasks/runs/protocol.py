@@ -85,7 +85,7 @@ class Protocol:
 
     def says(self, recipe: FinetuneRecipe, model: Model, examples: int) -> str:
         """How long ``recipe`` trains on so many examples, in which batches and at which rate, and what these go by.
-        What a form makes of one example does not count.
+        Examples are counted as they are in the file, not as a form splits them.
         """
         updates = recipe.updates(examples)
         epochs, width = updates * recipe.batch / max(examples, 1), model.config.encoder.width

@@ -46,7 +46,7 @@ class Origin:
     Args:
         after: names of the intermediate tasks, in order.
         trained: the task of its head (:func:`encoderlab.tasks.runs.folder.read_task`); without it the head is not kept.
-        folder: where it lies, for the record.
+        folder: the path of the model, for the record.
         system: what it is called beside others.
     """
 
@@ -150,7 +150,7 @@ def run(
     say: Say = silent,
     **more: Any,
 ) -> ProtocolResult:
-    """As :func:`program`, whose runs this process makes one after the other."""
+    """Run :func:`program` in this process, one run after the other."""
     return perform(program(protocol, model, task, splits, out, say=say, **more), say)
 
 

@@ -102,7 +102,7 @@ class _Dense:
 
 
 class _Sparse:
-    """Sparse rows as a factor, which costs what they hold."""
+    """Sparse rows as a factor; a product costs as many operations as they have entries."""
 
     def __init__(self, rows: Sequence[SparseRow]) -> None:
         self.size = len(rows)

@@ -45,7 +45,7 @@ def f1(
         positive: the class of ``binary``.
         labels: the classes of ``macro`` and ``micro``; by default every label that occurs in ``gold`` or ``predicted``.
             A class that occurs in neither counts 0: a label that is never seen lowers the mean instead of leaving it.
-        undefined: what a class that occurs in neither counts, where an official script has another convention than 0.
+        undefined: the F1 of a class that occurs in neither, if an official script does not count it as 0.
     """
     gold, predicted = _pair(gold, predicted)
     seen = np.union1d(gold, predicted)

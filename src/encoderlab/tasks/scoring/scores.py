@@ -17,8 +17,9 @@ def score(
     """All scores that the task's form has, those of ``task.metrics`` first, on the scale 0..1 (correlations -1..1); and
     warnings about them (scores that are undefined and count 0).
 
-    Predictions have the order of the examples; what one is depends on the form (a label, a number, a tuple of tags, the
-    index of an option, an answer). Examples without a reference are refused, so a score covers all predictions.
+    Predictions have the order of the examples; the form decides what a prediction is (a label, a number, a tuple of
+    tags, the index of an option, an answer). Examples without a reference are refused, so a score covers all
+    predictions.
 
     Args:
         known: of answers, ``null_odds`` and ``threshold``: see :meth:`encoderlab.tasks.forms.span.SpanForm.measures`.
@@ -42,7 +43,7 @@ def baselines(task: Task, train: Split, dev: Split) -> dict[str, Scores]:
 
 
 def baselines_by_split(task: Task, splits: Mapping[str, Split]) -> dict[str, dict[str, Scores]]:
-    """The scores of :func:`baselines` on every split that is labelled, but the training one."""
+    """The scores of :func:`baselines` on every labelled split except the training split."""
     return {
         name: baselines(task, splits["train"], split)
         for name, split in splits.items()

@@ -10,14 +10,14 @@ from encoderlab.errors import ConfigError
 
 
 class Goal(NamedTuple):
-    """What a threshold is chosen for: the precision or the recall to reach on development data, one of them."""
+    """The precision or the recall that a threshold must reach on development data; one of them is None."""
 
     precision: float | None
     recall: float | None
 
     @classmethod
     def of(cls, settings: Any) -> Goal | None:
-        """What the fields ``precision`` and ``recall`` of settings ask for; None if they ask for nothing.
+        """The goal in the fields ``precision`` and ``recall`` of settings; None if both are unset.
 
         Raises:
             ConfigError: both are given.
@@ -38,7 +38,7 @@ class Threshold(NamedTuple):
     recall: float
 
     def told(self, goal: Goal, what: str) -> str:
-        """A sentence about the threshold; ``what`` is given above it."""
+        """A sentence about the threshold, which starts with ``what``."""
         name = "recall" if goal.precision is None else "precision"
         least, reached = getattr(goal, name), getattr(self, name)
         short = f"; {name} {least:g} is not reached" if reached < least else ""
@@ -49,13 +49,13 @@ class Threshold(NamedTuple):
 
 
 def threshold_for(probabilities: np.ndarray, right: np.ndarray, goal: Goal) -> Threshold:
-    """Of the thresholds with the wanted precision the one with the highest recall, or the other way round.
+    """The threshold with the highest recall among those that reach the precision of ``goal``, or the other way round.
 
-    Where the wanted precision is reached by none it is the one with the highest precision; where nothing is right, 0.5.
+    If none reaches it, the one with the highest precision; 0.5 if nothing is right.
 
     Args:
-        probabilities: of any shape, of what is given where they exceed the threshold.
-        right: bool of the same shape.
+        probabilities: of any shape; an answer is given if its probability exceeds the threshold.
+        right: bool of the same shape: whether that answer is right.
     """
     order = np.argsort(-probabilities, axis=None, kind="stable")
     ranked, hits = probabilities.ravel()[order], np.cumsum(right.ravel()[order])

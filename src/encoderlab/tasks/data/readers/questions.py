@@ -20,8 +20,8 @@ class Squad(Layout):
     or a list of passages with their questions (CMRC 2018 as its authors first published it).
 
     ``context``, ``question`` and ``answer`` name the columns of records, or number those of a table without a header; a
-    column ``answer`` is read where the named one is missing. An answer that is not at its offset is moved to its
-    nearest mention; one that the passage does not contain is scored but not trained on. Both are counted. Case may
+    column ``answer`` is read if the named one is missing. An answer that is not at its offset is moved to its nearest
+    mention; one that the passage does not contain is scored but not trained on. Both are counted. Case may
     differ: TriviaQA's answers are in lower case.
     """
 

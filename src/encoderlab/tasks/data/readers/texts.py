@@ -33,7 +33,7 @@ class Columns(Layout):
         id: None takes the number of the row in the file, from 0.
         quoted: of a tab-separated file, see :func:`encoderlab.tasks.data.records.table`.
         only: a column and its value in the rows that are read.
-        several: what stands between the labels in a cell that holds several; ``"[]"`` for a list of JSON.
+        several: the separator of the labels in a cell; ``"[]"`` for JSON lists.
     """
 
     text: str

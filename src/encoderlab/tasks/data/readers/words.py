@@ -269,7 +269,7 @@ def columns_of_words(path: Path) -> tuple[int, int]:
 
 
 def is_word_per_line(path: Path, tags: Sequence[str]) -> bool:
-    """Whether a plain file to be tagged has one word per line rather than one text.
+    """Whether a plain file to be tagged has one word per line, not one text per line.
 
     Its first lines end with one of ``tags``, or have a fixed number of columns and blank lines between them.
 
