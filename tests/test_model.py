@@ -21,7 +21,7 @@ from encoderlab.interchange.load import load
 from encoderlab.model import Model, build, count_parameters
 from encoderlab.nn.architecture import Sharing
 from encoderlab.nn.heads import Classification, Tagging
-from encoderlab.nn.scope import check_documents
+from encoderlab.nn.scope import checked_documents
 
 TEXTS = [
     "The river flows past the old mill and the bridge.",
@@ -378,8 +378,10 @@ def test_a_model_is_made_on_the_device_that_is_asked_for() -> None:
 )
 def test_a_document_that_comes_back_is_refused(doc: list[list[int]], words: str) -> None:
     model = build("bert-tiny", **TINY)
-    with pytest.raises(ConfigError, match=words):
-        model(torch.ones(len(doc), 6, dtype=torch.long), doc=torch.tensor(doc))
+    torch.compiler.reset()
+    for call in (model, model.encoder, torch.compile(model, backend="eager", fullgraph=True)):
+        with pytest.raises(ConfigError, match=words):
+            call(torch.ones(len(doc), 6, dtype=torch.long), doc=torch.tensor(doc))
 
 
 @given(
@@ -389,7 +391,7 @@ def test_documents_in_any_order_of_numbers_are_taken(lengths: list[int], numbers
     """With padding on either side, and between them."""
     runs = [[numbers[i]] * length + [-1] * (i % 2) for i, length in enumerate(lengths)]
     doc = [-1] * 2 * left + [number for run in runs for number in run]
-    check_documents(torch.tensor([doc]))
+    assert torch.equal(checked_documents(torch.tensor([doc])), torch.tensor([doc]))
 
 
 def test_what_is_no_mask_of_ones_and_zeros_is_refused() -> None:

@@ -31,7 +31,7 @@ from encoderlab.nn.heads import (
 from encoderlab.nn.init import initialize
 from encoderlab.nn.noise import Noise
 from encoderlab.nn.positions import counted, places
-from encoderlab.nn.scope import check_documents
+from encoderlab.nn.scope import checked_documents
 
 if TYPE_CHECKING:
     from encoderlab.corpus.tokenizer import Tokenizer
@@ -101,18 +101,17 @@ class Model(nn.Module):
     def forward(self, ids: Tensor, **settings: Any) -> States:
         """The encoder's states for token ids (B, L), which the heads read: see :meth:`Encoder.forward`.
 
-        Checks ``doc`` and ``attention_mask``, at the cost of a sort of ``doc``; the loops of this project call the
-        encoder directly.
+        Checks ``doc`` on an accelerator too, and ``attention_mask``; the loops of this project call the encoder
+        directly, which does not wait for a device.
 
         Raises:
-            ConfigError: a document that stops and comes back, an ``attention_mask`` with other values than ones and
-                zeros,
-                or an error of :meth:`Encoder.forward`.
+            ConfigError: an ``attention_mask`` with other values than ones and zeros, or an error of
+                :meth:`Encoder.forward`.
         """
         doc, mask = settings.get("doc"), settings.get("attention_mask")
         if not torch.compiler.is_compiling():
-            if doc is not None and doc.ndim == 2:
-                check_documents(doc)
+            if doc is not None and doc.ndim == 2 and doc.device.type != "cpu":
+                checked_documents(doc)
             if mask is not None and not bool(((mask == 0) | (mask == 1)).all()):
                 raise ConfigError("attention_mask has other values than 0 and 1; give 1 for tokens and 0 for padding")
         if mask is not None and self.tokenizer is not None and self.encoder.embeddings.offset:

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from encoderlab.errors import DataError
 from encoderlab.interchange import (
@@ -225,13 +227,49 @@ def test_an_electra_that_is_one_network(heads: str, tmp_path: Path, monkeypatch:
     config = replace(CONFIGS["electra"], lm=CONFIGS["electra-generator"].lm)
     model = make(resized(config if heads == "both" else replace(config, rtd=None), heads=1))
     tensors = names.write(
-        name_tables.electra_tf(generator=False, joint=True), folder.weights(model), model.config.encoder
+        name_tables.electra_tf(generator=False, alone=True), folder.weights(model), model.config.encoder
     )
     monkeypatch.setattr(tensorflow, "Checkpoint", lambda path: Recorded(tensors, tmp_path))
     found = tensorflow.read(tmp_path)
     assert found.keys() == {"model"} and same_weights(found["model"], model) and not caplog.records
     found["model"].save(tmp_path / "ours")
     assert same_weights(load(tmp_path / "ours"), model)
+
+
+@pytest.mark.parametrize("kind", ["two", "untied", "both", "detection"])
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_weight_of_an_electra_is_dropped_in_silence(
+    kind: str, tmp_path: Path, monkeypatch: Any, caplog: Any, data: st.DataObject
+) -> None:
+    """One more weight, or one less, is named in a warning or an error."""
+    lm = CONFIGS["electra-generator"].lm if kind == "both" else None
+    networks = {"electra": make(resized(replace(CONFIGS["electra"], lm=lm), heads=1))}
+    if kind in ("two", "untied"):
+        networks["generator"] = make(resized(CONFIGS["electra-generator"], heads=1))
+    tensors: dict[str, torch.Tensor] = {}
+    for scope, model in networks.items():
+        name_table = name_tables.electra_tf(
+            generator=scope == "generator",
+            alone=len(networks) == 1,
+            embeddings=scope if kind == "untied" else "electra",
+        )
+        tensors |= names.write(name_table, folder.weights(model), model.config.encoder)
+    scopes = ("electra/", "generator/embeddings/", "generator_predictions/", "discriminator_predictions/", "")
+    odd = data.draw(st.sampled_from(scopes), label="scope") + "odd/kernel"
+    gone = data.draw(st.sampled_from(sorted(tensors)), label="gone")
+    for changed, name in (
+        (tensors | {odd: torch.ones(3)}, odd),
+        ({other: x for other, x in tensors.items() if other != gone}, gone),
+    ):
+        monkeypatch.setattr(tensorflow, "Checkpoint", lambda path, found=changed: Recorded(found, tmp_path))
+        caplog.clear()
+        try:
+            tensorflow.read(tmp_path)
+            said = caplog.text
+        except DataError as error:
+            said = str(error)
+        assert name in said
 
 
 @pytest.mark.parametrize(

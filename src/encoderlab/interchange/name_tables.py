@@ -348,8 +348,9 @@ CONVBERT = NameTable(
 )
 
 
-def electra_tf(*, generator: bool, joint: bool = False, embeddings: str = "electra") -> NameTable:
-    """The generator, the discriminator, or one network that is both (``joint``) in a checkpoint of ELECTRA or ConvBERT.
+def electra_tf(*, generator: bool, alone: bool = False, embeddings: str = "electra") -> NameTable:
+    """The generator or the discriminator in a checkpoint of ELECTRA or ConvBERT, or its only network (``alone``), which
+    may have the heads of both; what belongs to the other network is ignored.
 
     ``embeddings``: the scope of its embeddings, which the two networks share unless they were untied.
     """
@@ -366,7 +367,7 @@ def electra_tf(*, generator: bool, joint: bool = False, embeddings: str = "elect
         *tf_linear("rtd.out", "discriminator_predictions/dense_1"),
     )
     others: tuple[str, ...] = ()
-    if not joint:
+    if not alone:
         others = (
             (r"^electra/", r"^discriminator_predictions/")
             if generator
@@ -382,7 +383,7 @@ def electra_tf(*, generator: bool, joint: bool = False, embeddings: str = "elect
             *tf_linear(_CONVOLUTION + "kernel", self_attention + "conv_attn_kernel"),
             *tf_linear(_CONVOLUTION + "value", self_attention + "conv_attn_point"),
             *_tf_layers(scope),
-            *(lm if generator or joint else ()),
+            *(lm if generator or alone else ()),
             *(() if generator else rtd),
         ),
         ignored=others,

@@ -123,8 +123,8 @@ def _read_electra(tensors: Mapping[str, Tensor], source: Path, *, allow_missing:
     ``discriminator_config.json``.
     """
     models: Models = {}
-    one = not any(key.startswith("generator/encoder/") for key in tensors)
-    joint = one and "generator_predictions/dense/kernel" in tensors
+    alone = not any(key.startswith("generator/encoder/") for key in tensors)
+    joint = alone and any(key.startswith("generator_predictions/") for key in tensors)
     for name, scope in (("generator", "generator"), ("discriminator", "electra")):
         if not any(key.startswith(f"{scope}/encoder/") for key in tensors):
             continue
@@ -143,7 +143,7 @@ def _read_electra(tensors: Mapping[str, Tensor], source: Path, *, allow_missing:
             config = replace(config, lm=LM())
         grouped = config.encoder.ff_groups > 1
         name_table = (name_tables.electra_tf_grouped if grouped else name_tables.electra_tf)(
-            generator=scope == "generator", joint=joint, embeddings=embeddings
+            generator=scope == "generator", alone=alone, embeddings=embeddings
         )
         models[name] = assemble(config, tensors, name_table, source, allow_missing=allow_missing)
     if not models:

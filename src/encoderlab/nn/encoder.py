@@ -38,6 +38,7 @@ from encoderlab.nn.positions import (
 from encoderlab.nn.scope import (
     Nearby,
     Scope,
+    checked_documents,
     continued,
     different_segments,
     visible_by_distance,
@@ -288,11 +289,14 @@ class Encoder(nn.Module):
             keep_keyed: return keys and values of every layer, for a query stream over all layers.
 
         Raises:
-            ConfigError: a document is longer than the positions allow, memory is given without relative positions, or a
-                tensor has an unexpected shape or type.
+            ConfigError: a document is longer than the positions allow, or stops and comes back (which is seen where
+                ``doc`` is on a CPU); memory is given without relative positions; or a tensor has an unexpected shape or
+                type.
         """
         noise = noise if noise is not None or not self.training else Noise.fresh(ids.shape[0], ids.device)
         _check_shapes(ids, doc, attention_mask, positions, segments, visible, reverse)
+        if doc is not None and doc.device.type == "cpu" and not torch.compiler.is_exporting():
+            doc = checked_documents(doc)
         remembered = _remembered(memory)
         self._check_memory(memory)
         masked, explicit = attention_mask is not None, positions
