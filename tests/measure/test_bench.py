@@ -120,8 +120,15 @@ def test_contenders_of_prediction_give_the_same_states(name: str, tmp_path: Path
     others.add(tmp_path, setting, torch.device("cpu"))
     assert list(others.calls) == ["transformers", "onnxruntime"] and not others.failed
     assert max(others.difference.values()) < 1e-5
-    others._admit("wrong", lambda ids, mask, segments: model.encoder(segments).last)
-    assert "wrong" not in others.calls and "its states differ from ours by" in others.failed["wrong"]
+    wrong = {
+        "segments": lambda ids, mask, segments: model.encoder(segments).last,
+        "no mask": lambda ids, mask, segments: model.encoder(ids, segments=segments).last,
+        "mask as ids": lambda ids, mask, segments: model(mask, attention_mask=mask, segments=segments).last,
+        "NaN": lambda ids, mask, segments: model.encoder(ids, segments=segments).last * torch.nan,
+    }
+    for other, call in wrong.items():
+        others._admit(other, call)
+        assert other not in others.calls and "its states differ from ours by" in others.failed[other]
 
 
 def test_a_worker_trains_and_says_what_it_used() -> None:

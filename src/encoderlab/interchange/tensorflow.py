@@ -128,7 +128,7 @@ def _read_electra(tensors: Mapping[str, Tensor], source: Path, *, allow_missing:
     for name, scope in (("generator", "generator"), ("discriminator", "electra")):
         if not any(key.startswith(f"{scope}/encoder/") for key in tensors):
             continue
-        untied = f"{scope}/embeddings/word_embeddings" in tensors  # the generator has its own tables
+        untied = any(key.startswith(f"{scope}/embeddings/") for key in tensors)  # the generator has its own tables
         embeddings = scope if untied else "electra"
         try:
             config = _electra_config(tensors, scope, embeddings)
