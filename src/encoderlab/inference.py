@@ -21,7 +21,7 @@ from encoderlab.batches.batch import Batch, stack
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError
 from encoderlab.models.convbert import masking_padding
-from encoderlab.nn import kernels
+from encoderlab.nn import int8, kernels
 from encoderlab.nn.encoder import Chosen
 from encoderlab.nn.heads import LMHead
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Pooling = Literal["mean", "first", "last"]
+Precision = Literal["fp32", "int8"]
+"""Of the products of layers: single precision, or 8 bits (:mod:`encoderlab.nn.int8`)."""
 _CHINESE = "[\u3000-\u303f\u3400-\u9fff\uff00-\uffef]"  # characters and punctuation
 _CHINESE_GAP = re.compile(f"(?<={_CHINESE}) (?={_CHINESE})")
 LONGEST = 512
@@ -42,6 +44,32 @@ GPU_BATCH_TOKENS = 16384  # with fewer, launching kernels takes longer than the 
 def usual_device() -> torch.device:
     """A GPU if there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def placed(model: Model, precision: Precision = "fp32") -> Model:
+    """``model`` ready to predict: on a GPU if there is one; for int8 on the CPU, with its layers' matrices in 8 bits.
+
+    The matrices are replaced in place, so the model cannot be trained or saved any more.
+
+    Raises:
+        ConfigError: int8, and there is a GPU.
+    """
+    device = usual_device()
+    if precision == "fp32":
+        return model.to(device)
+    if device.type != "cpu":
+        raise ConfigError(
+            "--precision int8 computes on the processor, and this machine has a GPU, which is faster; leave it out, or "
+            "hide the GPU with CUDA_VISIBLE_DEVICES="
+        )
+    if not int8.fast():
+        log.warning(
+            "int8 saves memory here but no time: this processor has no instructions for products of 8 bits (VNNI), or "
+            "there is no C++ compiler for the kernels"
+        )
+    model = reading_apart(model)
+    int8.quantise(model.encoder.blocks)
+    return model
 
 
 def device_name(device: torch.device) -> str:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from encoderlab.commands.outputs import output
+from encoderlab.commands.precision import Precision, judge
 from encoderlab.commands.terminal import json_mode, progress, say, table
 from encoderlab.commands.workers import HERE, WorkerOptions, for_each_file, keep_model, shared_model
 from encoderlab.errors import ConfigError, DataError
@@ -68,6 +70,8 @@ def encode(
     file: Annotated[list[Path] | None, Parameter(allow_leading_hyphen=True)] = None,
     out: Path | None = None,
     pooling: Pooling = "mean",
+    precision: Precision = "fp32",
+    check: Path | None = None,
     where: WorkerOptions = HERE,
 ) -> dict[str, Any]:
     """Turn texts into vectors, one per text.
@@ -93,17 +97,23 @@ def encode(
         NumPy file to write: (n, width) float32. For several files, a folder: FOLDER/NAME.npy for each.
     pooling
         The vector of a text: the mean over its tokens, its first token, or its last token.
+    precision
+        Numbers that products of layers are computed with: fp32, or int8 (8 bits; two to four times as
+        fast on processors with VNNI).
+    check
+        File with one text per line, on which int8 is compared with fp32 first; more than 0.5 % off is refused.
     """
     if (file is None) == (not texts):
         raise ConfigError("encode takes either texts or --file FILE (one text per line)")
     if texts and len(texts) == 1 and os.path.isfile(texts[0]):
         raise ConfigError(f"{texts[0]}: is a file; give it with --file")
+    verdict = judge(model, check, precision, pooling=pooling)
     if file and (len(file) > 1 or file[0].is_dir()):
-        return _encode_files(model, file, out, pooling, where)
+        return _encode_files(model, file, out, pooling, precision, where) | verdict
     if where.several:
         raise ConfigError("--workers, --on and the like are for several files or a folder; leave them out")
     with output(out, "vectors", *(file or ())):
-        return _encode(model, texts, file[0] if file else None, out, pooling)
+        return _encode(model, texts, file[0] if file else None, out, pooling, precision) | verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,32 +126,33 @@ class EncodeFile:
     model: Path
     identity: str
     pooling: Pooling
+    precision: Precision
 
     def __call__(self, source: Path, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
-        network = shared_model(self.model, self.identity, _identified)
+        network = shared_model(self.model, self.identity, partial(_identified, precision=self.precision))
         parts = _parts(network, _lines(source), self.pooling, source)
         return {"texts": _write_vectors(out, parts, network.config.encoder.width)}
 
 
-def _identified(model: Path) -> tuple[Model, str]:
-    """A model and the hash of its weights."""
+def _identified(model: Path, *, precision: Precision) -> tuple[Model, str]:
+    """A model and the hash of its weights, which differs by precision."""
     from encoderlab.model import weights_hash
 
-    network = _load(model)
+    network = _load(model, precision)
     return network, weights_hash(network)
 
 
 def _encode_files(
-    model: Path, files: list[Path], out: Path | None, pooling: Pooling, where: WorkerOptions
+    model: Path, files: list[Path], out: Path | None, pooling: Pooling, precision: Precision, where: WorkerOptions
 ) -> dict[str, Any]:
     """Write the vectors of every file into a folder."""
-    network, which = _identified(model)  # a wrong model is refused before any work
+    network, which = _identified(model, precision=precision)  # a wrong model is refused before any work
     width = network.config.encoder.width
     if not where.several:
         keep_model(model, which, network)
     del network
     done = for_each_file(
-        EncodeFile(model=model, identity=which, pooling=pooling),
+        EncodeFile(model=model, identity=which, pooling=pooling, precision=precision),
         files,
         out,
         where,
@@ -156,12 +167,12 @@ def _encode_files(
 
 
 def _encode(
-    model: Path, texts: list[str] | None, file: Path | None, out: Path | None, pooling: Pooling
+    model: Path, texts: list[str] | None, file: Path | None, out: Path | None, pooling: Pooling, precision: Precision
 ) -> dict[str, Any]:
     """Print the vectors, or write them to ``out``."""
     import numpy as np
 
-    network = _load(model)
+    network = _load(model, precision)
     parts = _parts(network, iter(texts or ()) if file is None else _lines(file), pooling, file)
     width = network.config.encoder.width
     if out is not None:
@@ -223,9 +234,9 @@ def _lines(path: Path) -> Iterator[str]:
     yield from (line for _, line in lines(path))
 
 
-def _load(folder: Path) -> Model:
+def _load(folder: Path, precision: Precision = "fp32") -> Model:
     """The model in a folder, on the GPU if there is one."""
-    from encoderlab.inference import usual_device
+    from encoderlab.inference import placed
     from encoderlab.interchange.load import load
 
-    return load(folder).to(usual_device())
+    return placed(load(folder), precision)

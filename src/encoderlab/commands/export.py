@@ -96,7 +96,7 @@ def export(
     )
     task = find_task(place) if kind not in ("states", "fill-mask") else None
     with held_folder(out):
-        texts = None if check is None else _texts(check, place, kind, pooling)
+        texts = None if check is None else texts_of(check, place, kind, pooling)
         record = write(network, kind, out, settings, task=task, check_int8=texts, say=terminal.note)
     for text in record["notes"]:
         terminal.note(f"note: {text}")
@@ -110,7 +110,7 @@ def export(
     return shown
 
 
-def _texts(file: Path, place: Path, use: Use, pooling: Pooling) -> Callable[[Graph, int], Check]:
+def texts_of(file: Path, place: Path, use: Use, pooling: Pooling) -> Callable[[Graph, int], Check]:
     """How the texts of a file are read once the graph is there; those of a task are read now.
 
     Raises:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from encoderlab.nn import kernels, noise
+from encoderlab.nn.int8 import Int8Weight, linear
 from encoderlab.nn.kernels.plain import attend, relative_bias, rotate
 from encoderlab.nn.norms import HeadScale
 from encoderlab.nn.positions import (
@@ -61,7 +62,7 @@ class Attention(nn.Module):
         super().__init__()
         self.heads, self.head_width, self.inner = heads, head_width, heads * head_width
         self.biases, self.dropout, self.position_dropout = biases, dropout, position_dropout
-        self.qkv = nn.Parameter(torch.empty(3 * self.inner, width))
+        self.qkv: nn.Parameter | Int8Weight = nn.Parameter(torch.empty(3 * self.inner, width))
         self.bias = None
         if biases != "none":
             self.bias = nn.Parameter(torch.zeros((3 if biases == "all" else 2) * self.inner))
@@ -99,12 +100,12 @@ class Attention(nn.Module):
             how["visible"] = scope.visible
             counted = scope.rotation is None or scope.rotation.dim() == 2
             if self.conv is None and counted:
-                packed = F.linear(x, self.qkv, self._bias())
+                packed = linear(x, self.qkv, self._bias())
                 return kernels.attend_packed(
                     packed, self.heads, reach=scope.reach, rotation=scope.rotation, **how
                 ), None
             if self.conv is not None and self.conv.mixes and scope.reach is None and scope.rotation is None:
-                packed = F.linear(x, self.qkv, self._bias())
+                packed = linear(x, self.qkv, self._bias())
                 return self.conv.mixed(x, packed, scope.doc, **how), None
         query, key, value = self._project(x, source)
         q, k, v = (self._split(part) for part in (query, key, value))
@@ -149,12 +150,12 @@ class Attention(nn.Module):
     def _project(self, x: Tensor, source: Tensor | Keyed) -> tuple[Tensor, Tensor, Tensor]:
         bias = self._bias()
         if source is x:
-            return F.linear(x, self.qkv, bias).chunk(3, dim=-1)  # type: ignore[return-value]
+            return linear(x, self.qkv, bias).chunk(3, dim=-1)  # type: ignore[return-value]
         a = self.inner
-        query = F.linear(x, self.qkv[:a], None if bias is None else bias[:a])
+        query = linear(x, self.qkv[:a], None if bias is None else bias[:a])
         if isinstance(source, Keyed):
             return query, *source
-        key, value = F.linear(source, self.qkv[a:], None if bias is None else bias[a:]).chunk(2, dim=-1)
+        key, value = linear(source, self.qkv[a:], None if bias is None else bias[a:]).chunk(2, dim=-1)
         return query, key, value
 
     def _bias(self) -> Tensor | None:

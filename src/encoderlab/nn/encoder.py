@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from encoderlab.errors import ConfigError
@@ -21,6 +20,7 @@ from encoderlab.nn.architecture import EncoderConfig
 from encoderlab.nn.attention import Attention, Keyed
 from encoderlab.nn.embeddings import Embeddings
 from encoderlab.nn.feedforward import FeedForward
+from encoderlab.nn.int8 import linear
 from encoderlab.nn.noise import ATTENTION_OUTPUT, FF_HIDDEN, FF_OUTPUT, Noise
 from encoderlab.nn.norms import LayerNormalization, Norm, norm_bias
 from encoderlab.nn.positions import (
@@ -157,7 +157,7 @@ class Block(nn.Module):
             attended, keyed = self.attention(normed, source, scope)
             if self.attention.head_scale is not None:
                 attended = self.attention.head_scale(attended)
-            change, norm = F.linear(attended, out.weight), self.feed_forward_norm
+            change, norm = linear(attended, out.weight), self.feed_forward_norm
             bias: Tensor | None = out.bias
             if self.attention_output_norm is not None:
                 change, bias = self.attention_output_norm(change if bias is None else change + bias), None
@@ -168,7 +168,7 @@ class Block(nn.Module):
             change = self.feed_forward(normed, seeds, FF_HIDDEN)
             return x + kernels.dropout(change, self.output_dropout, seeds, FF_OUTPUT), keyed
         attended, keyed = self.attention(x, source, scope)
-        change = F.linear(attended, out.weight)
+        change = linear(attended, out.weight)
         x = self._join(change, out.bias, x, self.attention_norm, self.dropout, seeds, ATTENTION_OUTPUT)
         change, bias = self.feed_forward.without_bias(x, seeds, FF_HIDDEN)
         return self._join(change, bias, x, self.feed_forward_norm, self.output_dropout, seeds, FF_OUTPUT), keyed

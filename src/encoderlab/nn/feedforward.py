@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from encoderlab.errors import ConfigError
 from encoderlab.nn import kernels
+from encoderlab.nn.int8 import Int8Linear, linear
 from encoderlab.nn.norms import Norm
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh"]
@@ -82,12 +83,12 @@ class FeedForward(nn.Module):
     ) -> None:
         super().__init__()
 
-        def linear(inputs: int, outputs: int) -> nn.Module:
+        def dense(inputs: int, outputs: int) -> nn.Module:
             if groups == 1:
                 return nn.Linear(inputs, outputs, bias=biases)
             return GroupedLinear(inputs, outputs, groups, bias=biases)
 
-        self.up, self.down = linear(width, 2 * inner if gated else inner), linear(inner, width)
+        self.up, self.down = dense(width, 2 * inner if gated else inner), dense(inner, width)
         self.act, self.gated, self.dropout, self.norm = act, gated, dropout, norm
 
     def forward(self, x: Tensor, seeds: Tensor | None, site: int) -> Tensor:
@@ -102,6 +103,9 @@ class FeedForward(nn.Module):
             tanh, gated, p = self.act == "gelu_tanh", self.gated, self.dropout
             weights = up.weight, up.bias, down.weight
             return kernels.feed_forward(x, *weights, tanh=tanh, gated=gated, p=p, seeds=seeds, site=site), down.bias
+        if fast and isinstance(up, Int8Linear) and isinstance(down, Int8Linear):
+            inner = kernels.gelu(up(x), tanh=self.act == "gelu_tanh", gated=self.gated)
+            return linear(inner, down.weight), down.bias
         inner = up(x)
         if self.gated:
             inner, gate = inner.chunk(2, dim=-1)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from encoderlab.config import Bounded
 from encoderlab.errors import ConfigError
 from encoderlab.nn import kernels, noise
+from encoderlab.nn.int8 import Int8Weight, linear
 from encoderlab.nn.kernels import Relative
 from encoderlab.nn.kernels.plain import chosen_per_head, per_head, segment_scores, skew
 
@@ -386,8 +387,8 @@ class DisentangledTerm(nn.Module):
         self,
         shared: Distances,
         *,
-        query_map: tuple[Tensor, Tensor | None],
-        key_map: tuple[Tensor, Tensor | None],
+        query_map: tuple[Tensor | Int8Weight, Tensor | None],
+        key_map: tuple[Tensor | Int8Weight, Tensor | None],
         seeds: Tensor | None,
         p: float,
         site: int,
@@ -407,12 +408,12 @@ class DisentangledTerm(nn.Module):
             key_rows = self._project(rows, shared, *own)
         return Relative(query_rows=query_rows, key_rows=key_rows)
 
-    def _project(self, rows: Tensor, shared: Distances, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def _project(self, rows: Tensor, shared: Distances, weight: Tensor | Int8Weight, bias: Tensor | None) -> Tensor:
         """The projected row of each distance, largest first: (P, H, K).
 
         Without buckets, only rows within reach are multiplied.
         """
         if shared.first is not None:
             used = rows.narrow(0, shared.first, shared.distance.shape[0]).flip(0)
-            return F.linear(used, weight, bias).view(-1, self.heads, self.head_width)
-        return F.linear(rows, weight, bias).view(-1, self.heads, self.head_width)[shared.slots]
+            return linear(used, weight, bias).view(-1, self.heads, self.head_width)
+        return linear(rows, weight, bias).view(-1, self.heads, self.head_width)[shared.slots]

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from encoderlab.deploy.export.fidelity import Check, Verdict
+from encoderlab.deploy.graph import Run
 from encoderlab.deploy.onnx import OnnxRun
 
 FIRST = 32  # texts by which the parts are ranked, and timed
@@ -76,7 +77,7 @@ def quantize(path: Path, out: Path, check: Check, tolerance: float, say: Say) ->
         out.unlink()
         return record
     record["bytes"]["int8"] = out.stat().st_size
-    record["milliseconds"] = _milliseconds(check, before, OnnxRun(out))
+    record["milliseconds"] = milliseconds(check, before, OnnxRun(out))
     return record
 
 
@@ -170,8 +171,8 @@ def _write_weights(model: Any, out: Path) -> None:
     quantizer.model.save_model_to_file(str(out))
 
 
-def _milliseconds(check: Check, *runs: OnnxRun) -> dict[str, float]:
-    """Milliseconds of a text, the median of several turns in which both graphs read the same texts."""
+def milliseconds(check: Check, *runs: Run) -> dict[str, float]:
+    """Milliseconds of a text, the median of several turns in which both read the same texts."""
     count = min(FIRST, check.size)
     by_run: list[list[float]] = [[] for _ in runs]
     for _ in range(TURNS + 1):

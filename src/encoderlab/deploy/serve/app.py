@@ -553,7 +553,7 @@ class Server:
             {
                 "model_id": service.name,
                 "model_sha": None,
-                "model_dtype": "float32",
+                "model_dtype": "int8" if self.service.in_int8 else "float32",
                 "served_model_name": service.name,
                 "model_type": kind,
                 "max_concurrent_requests": 512,

@@ -16,13 +16,14 @@ from encoderlab.batches.batch import Batch
 from encoderlab.deploy.serve.texts import Refused
 from encoderlab.deploy.serve.why import Explanations
 from encoderlab.errors import ConfigError
-from encoderlab.inference import Pooling, limit, reading_apart, tokenizer_of, usual_device
+from encoderlab.inference import Pooling, Precision, limit, placed, reading_apart, tokenizer_of
 from encoderlab.interchange.load import load
 from encoderlab.model import Model
 from encoderlab.nn import kernels
 from encoderlab.nn.attention import Attention
 from encoderlab.nn.feedforward import FeedForward
 from encoderlab.nn.heads import LMHead
+from encoderlab.nn.int8 import Int8Weight
 from encoderlab.tasks.data.examples import Question, TaggedWords, Text
 from encoderlab.tasks.forms.base import log_softmax
 from encoderlab.tasks.forms.batching import Item, TaskBatch, pack
@@ -63,7 +64,7 @@ class Service:
         kernels.keep_memory()
 
     @classmethod
-    def of(cls, folder: Path, *, name: str | None = None) -> Self:
+    def of(cls, folder: Path, *, name: str | None = None, precision: Precision = "fp32") -> Self:
         """The model in a run folder, a model folder, a Hugging Face folder or an exported folder.
 
         An exported folder defines the pooling.
@@ -73,10 +74,15 @@ class Service:
         """
         place = best_seed(folder, silent)
         check_own_head(place)
-        model = reading_apart(load(place)).to(usual_device())
+        model = placed(reading_apart(load(place)), precision)
         predictor = None if model.task is None else predictor_with(model, place)
         pooling, normalize = pooling_of(place)
         return cls(model, predictor, name=name or folder.resolve().name, pooling=pooling, normalize=normalize)
+
+    @property
+    def in_int8(self) -> bool:
+        """Whether the matrices of the model's layers have 8 bits."""
+        return any(isinstance(part, Int8Weight) for part in self.model.modules())
 
     @property
     def form(self) -> str | None:
@@ -228,13 +234,14 @@ def store_by_columns(model: Model) -> None:
     """
     with torch.no_grad():
         for module in model.encoder.modules():
-            weights: list[torch.Tensor] = []
+            weights: list[Any] = []
             if isinstance(module, Attention):
                 weights = [module.qkv, module.out.weight]
             elif isinstance(module, FeedForward):
                 weights = [part.weight for part in (module.up, module.down) if isinstance(part, torch.nn.Linear)]
             for weight in weights:
-                weight.data = weight.data.t().contiguous().t()
+                if isinstance(weight, torch.nn.Parameter):  # those of 8 bits have an order of their own
+                    weight.data = weight.data.t().contiguous().t()
 
 
 def pooling_of(folder: Path) -> tuple[Pooling, bool]:

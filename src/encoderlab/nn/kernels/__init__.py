@@ -28,6 +28,7 @@ __all__ = [
     "dropout_add_then_norm",
     "dynamic_convolution",
     "feed_forward",
+    "gelu",
     "keep_memory",
     "linear_cross_entropy",
     "mixed_attention",
@@ -242,6 +243,19 @@ def feed_forward(
     if fast is None:
         return plain.feed_forward(x, up, up_bias, down, tanh=tanh, gated=gated, p=p, seeds=seeds, site=site)
     return apply(fast.rows.FeedForward, x.contiguous(), up, up_bias, down, gated, tanh, seeds, site, p)
+
+
+def gelu(x: Tensor, *, tanh: bool = False, gated: bool = False) -> Tensor:
+    """GELU of x (B, ..., F), exact (erf) or the tanh approximation; ``gated``: of the first half of x (B, ..., 2 F)
+    times the second. Without gradient.
+    """
+    fast = _kernels(x)
+    if fast is None:
+        inner, gate = x.chunk(2, dim=-1) if gated else (x, None)
+        inner = torch.nn.functional.gelu(inner, approximate="tanh" if tanh else "none")
+        return inner if gate is None else inner * gate
+    out: Tensor = fast.rows.gelu(x.contiguous(), None, gated, tanh, None, 0, 0.0)
+    return out
 
 
 def linear_cross_entropy(

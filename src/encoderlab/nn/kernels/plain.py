@@ -323,6 +323,37 @@ def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
     return sampled.clamp(max=logits.shape[1] - 1)
 
 
+MIDDLE = 128  # what stands for zero in unsigned numbers of 8 bits
+EXACT = 1024  # products of two numbers of 8 bits whose sum float32 holds exactly
+SMALLEST = 1e-30  # largest magnitude of a row below which it counts as zeros
+
+
+def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows x (S, K) float32 in 8 bits: ``128 + round(127 x / m)`` (S, K) uint8 with each row's largest magnitude m, and
+    scales m / 127 (S,).
+
+    To nearest, ties to even. The scale of a row that is not finite is NaN.
+    """
+    largest = x.abs().amax(1)
+    whole = largest.isfinite()
+    factor = torch.where(whole & (largest > SMALLEST), torch.full_like(largest, 127) / largest, 0.0)
+    values = torch.where(whole[:, None], (x * factor[:, None]).round() + MIDDLE, MIDDLE)
+    return values.to(torch.uint8), torch.where(whole, largest / 127, torch.nan)
+
+
+def int8_product(values: Tensor, scales: Tensor, weight: Tensor, weight_scales: Tensor, bias: Tensor | None) -> Tensor:
+    """Rows (S, K) of :func:`quantise_rows` times a weight (N, K) int8 with a scale for each output: (S, N) float32.
+
+    The sum of integers is exact; ``sum weight_scale scale + bias`` is rounded after each operation.
+    """
+    total = torch.zeros(len(values), len(weight), dtype=torch.int32)
+    for start in range(0, values.shape[1], EXACT):
+        part = slice(start, start + EXACT)
+        total += ((values[:, part].float() - MIDDLE) @ weight[:, part].float().T).to(torch.int32)
+    out = total.float() * weight_scales * scales[:, None]
+    return out if bias is None else out + bias
+
+
 def depthwise(x: Tensor, weight: Tensor, doc: Tensor | None = None) -> Tensor:
     """``out[b, t, c] = sum_j weight[c, j] x[b, t + j - J // 2, c]``: (B, L, C), (C, J) -> (B, L, C).
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.inference import usual_device
+from encoderlab.inference import Precision, placed, usual_device
 from encoderlab.interchange.load import load
 from encoderlab.model import Model
 from encoderlab.records.opening import COLUMNAR
@@ -28,7 +28,7 @@ from encoderlab.tasks.runs.predict import Predictor, task_of_model
 from encoderlab.tasks.runs.trials import Say, best_seed, silent
 
 
-def predictor_of(folder: Path, say: Say = silent) -> Predictor:
+def predictor_of(folder: Path, say: Say = silent, precision: Precision = "fp32") -> Predictor:
     """A fine-tuned model, on the GPU if there is one, with its task.
 
     A folder without ``task.json`` (for example from ``transformers``) has only a form and labels; its task has no
@@ -39,7 +39,7 @@ def predictor_of(folder: Path, say: Say = silent) -> Predictor:
     """
     folder = best_seed(folder, say)
     check_own_head(folder)
-    return predictor_with(load(folder), folder)
+    return predictor_with(placed(load(folder), precision), folder)
 
 
 def check_own_head(folder: Path) -> None:

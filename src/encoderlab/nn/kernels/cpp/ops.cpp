@@ -7,6 +7,7 @@
 
 #include "attention.h"
 #include "convolution.h"
+#include "int8.h"
 #include "matrices.h"
 #include "rows.h"
 
@@ -211,3 +212,25 @@ EXPORT encoderlab_dynamic_backward(int64_t half, const void* grad, int64_t grad_
                      width, taps, threads);
   });
 }
+
+// Columns of a panel of weights in 8 bits; 0 where the processor has no instructions for them.
+EXPORT encoderlab_int8_panel(int64_t* panel) {
+#if INT8
+  *panel = INT8_PANEL;
+#else
+  *panel = 0;
+#endif
+}
+
+#if INT8
+EXPORT encoderlab_quantise_rows(const float* x, uint8_t* q, float* scales, int64_t rows, int64_t width,
+                                int64_t threads) {
+  quantise_rows(x, q, scales, rows, width, threads);
+}
+
+EXPORT encoderlab_int8_product(const uint8_t* a, const float* a_scales, const int8_t* panels, const float* scales,
+                               const int32_t* offsets, int64_t first, const float* bias, float* out, int64_t rows,
+                               int64_t columns, int64_t depth, int64_t threads) {
+  int8_product(a, a_scales, {panels, scales, offsets}, first, bias, out, rows, columns, depth, threads);
+}
+#endif

@@ -1,0 +1,61 @@
+"""``--precision int8`` of verbs that predict: what it costs on the user's own texts."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any, Literal
+
+from encoderlab.commands import terminal
+from encoderlab.commands.export import texts_of
+from encoderlab.errors import ConfigError
+
+Precision = Literal["fp32", "int8"]
+Pooling = Literal["mean", "first", "last"]
+TOLERANCE = 0.005  # share of the score, or of the agreement, that int8 may lose; as in export
+
+
+def judge(model: Path, file: Path | None, precision: Precision, *, pooling: Pooling | None = None) -> dict[str, Any]:
+    """Compare the model in int8 with itself in fp32 on the texts of ``file``, print the verdict, and return it as
+    ``int8``; nothing without a file.
+
+    ``pooling``: vectors of texts are compared; None: the answers of the fine-tuned head.
+
+    Raises:
+        ConfigError: a file without int8, or int8 loses more than :data:`TOLERANCE`.
+    """
+    if file is None:
+        return {}
+    if precision != "int8":
+        raise ConfigError("--check compares int8 with fp32; give --precision int8 too")
+    from encoderlab.deploy.export.int8 import milliseconds, told
+    from encoderlab.deploy.graph import Graph, computed, use_of
+    from encoderlab.inference import placed
+    from encoderlab.interchange.load import load
+    from encoderlab.tasks.runs.trials import best_seed
+
+    place = best_seed(model, terminal.note)
+    network = load(place)
+    whole = Graph(network, use_of(network, "task" if pooling is None else "states"))
+    small = Graph(placed(copy.deepcopy(whole.model), precision), whole.use)
+    check = texts_of(file, place, whole.use, pooling or "mean")(whole, whole.longest)
+    before, after = computed(whole), computed(small)
+    verdict = check.verdict(check.answers(before), check.answers(after))
+    size = {name: _bytes(graph) for name, graph in (("fp32", whole), ("int8", small))}
+    times = milliseconds(check, before, after)
+    terminal.note(f"int8: {told(verdict)}")
+    terminal.note(
+        f"{size['int8'] / 1e6:.1f} MB instead of {size['fp32'] / 1e6:.1f}, {times['int8']:.2f} ms per text instead of "
+        f"{times['fp32']:.2f}"
+    )
+    if verdict.fall > TOLERANCE:
+        raise ConfigError(
+            f"int8 loses {100 * verdict.fall:.2f} % on {file}, more than {100 * TOLERANCE:g} %; leave out --precision "
+            "int8, or leave out --check to accept the loss"
+        )
+    return {"int8": {"tolerance": TOLERANCE, **verdict.record(), "bytes": size, "milliseconds": times}}
+
+
+def _bytes(network: Any) -> int:
+    """The memory of a network's weights."""
+    return sum(x.numel() * x.element_size() for x in (*network.parameters(), *network.buffers()))
