@@ -38,7 +38,7 @@ def test_a_file_is_no_text_to_encode(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_a_hyphen_stands_for_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     read: list[str] = []
-    monkeypatch.setattr("encoderlab.commands.encode._load", lambda folder: read.extend(_lines(Path("-"))) or 1 / 0)
+    monkeypatch.setattr("encoderlab.commands.encode._load", lambda *given: read.extend(_lines(Path("-"))) or 1 / 0)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\r\nb")))
     assert cli.main(["encode", "run", "--file", "-"]) == 1
     assert read == ["a", "b"] and "ZeroDivisionError" in capsys.readouterr().err

@@ -28,8 +28,9 @@ def judge(model: Path, file: Path | None, precision: Precision, *, pooling: Pool
         return {}
     if precision != "int8":
         raise ConfigError("--check compares int8 with fp32; give --precision int8 too")
+    from encoderlab.deploy.export.check import own
     from encoderlab.deploy.export.int8 import milliseconds, told
-    from encoderlab.deploy.graph import Graph, computed, use_of
+    from encoderlab.deploy.graph import Graph, use_of
     from encoderlab.inference import placed
     from encoderlab.interchange.load import load
     from encoderlab.tasks.runs.trials import best_seed
@@ -39,7 +40,7 @@ def judge(model: Path, file: Path | None, precision: Precision, *, pooling: Pool
     whole = Graph(network, use_of(network, "task" if pooling is None else "states"))
     small = Graph(placed(copy.deepcopy(whole.model), precision), whole.use)
     check = texts_of(file, place, whole.use, pooling or "mean")(whole, whole.longest)
-    before, after = computed(whole), computed(small)
+    before, after = own(whole), own(small)
     verdict = check.verdict(check.answers(before), check.answers(after))
     size = {name: _bytes(graph) for name, graph in (("fp32", whole), ("int8", small))}
     times = milliseconds(check, before, after)

@@ -64,20 +64,6 @@ def use_of(model: Model, use: Use | Literal["task"] | None = None) -> Use:
     return use or "states"
 
 
-def computed(graph: Graph) -> Run:
-    """The graph as a runtime: computed by torch and our kernels."""
-
-    @torch.inference_mode()
-    def run(inputs: Arrays) -> Arrays:
-        given = {
-            name: torch.from_numpy(np.ascontiguousarray(inputs[name])).long() for name in graph.inputs if name in inputs
-        }
-        outputs = graph(**given)
-        return {name: tensor.numpy() for name, tensor in zip(graph.outputs, outputs, strict=True)}
-
-    return run
-
-
 class Graph(nn.Module):
     """A model without dropout, its convolutions stopping at padding, with the head for its use.
 

@@ -138,7 +138,8 @@ def own(graph: Graph) -> Run:
 
     @torch.inference_mode()
     def run(inputs: Arrays) -> Arrays:
-        outputs = graph(**{name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in inputs.items()})
+        read = {name: np.ascontiguousarray(array) for name, array in inputs.items() if name in graph.inputs}
+        outputs = graph(**{name: torch.from_numpy(array) for name, array in read.items()})
         return {name: output.numpy() for name, output in zip(graph.outputs, outputs, strict=True)}
 
     return run
