@@ -178,6 +178,23 @@ class ScoredAnswer(_Closed):
     warnings: list[str]
 
 
+class Int8Answer(_Closed):
+    """What the layers' matrices in 8 bits cost."""
+
+    agreement: Annotated[Number, Field(description="with fp32, from 0 to 1")]
+    metric: str | None
+    before: Annotated[Number | None, Field(description="the score in fp32")]
+    after: Annotated[Number | None, Field(description="the score in int8")]
+    fall: Annotated[Number, Field(description="before less after; without labels 1 less the agreement")]
+    low: Annotated[Number, Field(description="the middle 95 % of fall over resamplings of the texts")]
+    high: Number
+    texts: int
+    more: Scores
+    tolerance: Annotated[Number, Field(description="the largest fall that is not refused")]
+    bytes: Annotated[dict[str, int], Field(description="of the weights in memory, by precision")]
+    milliseconds: Annotated[Scores, Field(description="per text, by precision; threads")]
+
+
 class PredictedAnswer(_Closed):
     """Texts, or a file without ``--out``."""
 
@@ -186,6 +203,7 @@ class PredictedAnswer(_Closed):
         list[Record],
         Field(description="id; label, answer or prediction; score; probabilities by label; with --with text, gold"),
     ]
+    int8: NotRequired[Annotated[Int8Answer, Field(description="with --check")]]
 
 
 class PredictedFileAnswer(_Closed):
@@ -194,6 +212,7 @@ class PredictedFileAnswer(_Closed):
     model: str
     predictions: Annotated[int, Field(description="how many lines were written")]
     out: str
+    int8: NotRequired[Annotated[Int8Answer, Field(description="with --check")]]
 
 
 class PredictedFilesAnswer(_Closed):
@@ -204,6 +223,7 @@ class PredictedFilesAnswer(_Closed):
     kept: Annotated[int, Field(description="files that were done before")]
     predictions: Annotated[int, Field(description="how many lines all outputs have")]
     out: str
+    int8: NotRequired[Annotated[Int8Answer, Field(description="with --check")]]
 
 
 class GuessAnswer(_Closed):
@@ -230,6 +250,7 @@ class EncodedAnswer(_Closed):
     texts: int
     width: int
     vectors: list[list[Number]]
+    int8: NotRequired[Annotated[Int8Answer, Field(description="with --check")]]
 
 
 class EncodedFileAnswer(_Closed):
@@ -239,6 +260,7 @@ class EncodedFileAnswer(_Closed):
     texts: int
     width: int
     out: str
+    int8: NotRequired[Annotated[Int8Answer, Field(description="with --check")]]
 
 
 class EncodedFilesAnswer(_Closed):
@@ -250,6 +272,7 @@ class EncodedFilesAnswer(_Closed):
     texts: int
     width: int
     out: str
+    int8: NotRequired[Annotated[Int8Answer, Field(description="with --check")]]
 
 
 class ConvertedAnswer(_Closed):
@@ -264,6 +287,7 @@ class ExportedAnswer(_Closed):
     use: str
     format: Any
     difference: Annotated[Scores, Field(description="largest difference from the model, by file")]
+    int8: NotRequired[Annotated[dict[str, Any], Field(description="with --int8: the verdict, as in export.json")]]
 
 
 class PushedAnswer(_Closed):
