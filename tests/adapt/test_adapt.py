@@ -106,7 +106,7 @@ def test_the_whole_road_and_again(place: Path, tmp_path: Path, capsys, monkeypat
     other, _ = answer(capsys, *words_of(place, tmp_path / "b", *more))
     assert same_weights(load(tmp_path / "a"), load(tmp_path / "b"))
     assert other["gains"] == found["gains"]
-    assert "holds another adaptation (vocabulary was" in messages(capsys, 2, *words_of(place, tmp_path / "a"))
+    assert "has another adaptation (vocabulary was" in messages(capsys, 2, *words_of(place, tmp_path / "a"))
 
 
 def test_whatever_is_damaged_is_made_again_or_named(place: Path, tmp_path: Path, capsys, monkeypatch) -> None:
@@ -282,5 +282,5 @@ def test_what_is_refused_before_any_work(place: Path, tmp_path: Path, capsys, mo
 def test_a_folder_of_something_else(place: Path, tmp_path: Path, capsys) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("mine")
-    assert "holds no adaptation (found 'mine.txt')" in messages(capsys, 2, *words_of(place, tmp_path / "out"))
+    assert "has no adaptation (found 'mine.txt')" in messages(capsys, 2, *words_of(place, tmp_path / "out"))
     assert json.dumps(sorted(path.name for path in (tmp_path / "out").iterdir())) == '["mine.txt"]'

@@ -150,7 +150,7 @@ def test_the_folder_of_someone_else_is_left_alone(chosen, tmp_path):
     """A tokenizer, and pieces of something, but no build of ours."""
     Tokenizer.load(chosen.tokenizer.path).save(tmp_path / "out" / "tokenizer")
     before = digests(tmp_path)
-    with pytest.raises(Exception, match="not empty, and holds no corpus"):
+    with pytest.raises(Exception, match="not empty, and has no corpus"):
         build_corpus(chosen, tmp_path / "out", num_shards=2)
     assert digests(tmp_path) == before
 

@@ -110,9 +110,9 @@ def bad(tmp_path: Path, name: str, content: bytes | str) -> str:
         ("a.jsonl", '{"two\\nlines": 1}', 3, "no field with text in the first line; it has two lines; give --field"),
         ("a.jsonl", '{"text": "a"}\n{"text": \n', 3, "a.jsonl: line 2: not JSON; .*--invalid-records skip"),
         ("a.jsonl", '{"text": "a"}\n\n{"txt": "b"}\n', 3, "line 3: no field 'text'; it has txt"),
-        ("a.jsonl", '{"text": "a"}\n{"text": 7}\n', 3, "line 2: field 'text' holds no text"),
-        ("a.jsonl", '{"text": 5, "title": "T"}', 3, r"line 1: field 'text' holds no text \(--field names another\)"),
-        ("a.jsonl", '{"text": [], "title": "T"}', 3, "line 1: field 'text' holds no text"),
+        ("a.jsonl", '{"text": "a"}\n{"text": 7}\n', 3, "line 2: field 'text' has no text"),
+        ("a.jsonl", '{"text": 5, "title": "T"}', 3, r"line 1: field 'text' has no text \(--field names another\)"),
+        ("a.jsonl", '{"text": [], "title": "T"}', 3, "line 1: field 'text' has no text"),
         ("a.csv", 'n,text\n1,a\n2,"b\n3,c\n', 3, "a.csv:3: .*is a quote left open"),
         ("a.csv", "n,text\n1,a\n2\n", 3, "line 3 has 1 columns, the text is in column 1"),
         ("folder/a.py", "x", 3, r"folder: a folder without readable files \(1 files, none of .txt"),
@@ -277,7 +277,7 @@ def test_output_folders(run, tmp_path, monkeypatch):
     bad(tmp_path, "a.txt", TEXT)
     bad(tmp_path, "full/precious.txt", "mine")
     code, line = run("a.txt", out="full")
-    assert code == 2 and "full: not empty, and holds no corpus" in line
+    assert code == 2 and "full: not empty, and has no corpus" in line
     assert digests(tmp_path / "full") and (tmp_path / "full" / "precious.txt").read_text() == "mine"
     code, line = run("a.txt", out="a.txt/out")
     assert code == 2 and "cannot be used as output folder" in line

@@ -127,7 +127,7 @@ def test_too_little_memory_stops_all_of_it(files, tmp_path) -> None:
 def test_a_folder_of_something_else_is_refused(files, tmp_path) -> None:
     out = tmp_path / "out"
     make(files, out)
-    with pytest.raises(ConfigError, match="holds files that were made with another what; give another --out"):
+    with pytest.raises(ConfigError, match="has files that were made with another what; give another --out"):
         make(files, out, asked="small letters")
     (tmp_path / "other").mkdir()
     (tmp_path / "other/notes").touch()

@@ -142,7 +142,7 @@ def test_mixtures_and_damage_are_refused(folders, tmp_path, capsys) -> None:
     for place in ("runs/seed-1/metrics.jsonl", "runs/seed-1/analysis-dev.json"):
         kept = (copy / place).read_bytes()
         (copy / place).write_bytes(kept.replace(b"1", b"2", 1))
-        with pytest.raises(DataError, match=f"{Path(place).name}: is missing, or not what was written"):
+        with pytest.raises(DataError, match=f"{Path(place).name}: is missing or has changed"):
             make([copy])
         (copy / place).write_bytes(kept)
     make([copy])

@@ -1,4 +1,4 @@
-"""What an adapted model is measured by: bits per byte of held-out text, minimal pairs, fine-tuning.
+"""The measures of an adapted model: bits per byte of held-out text, minimal pairs, fine-tuning.
 
 Bits per byte compare models with different vocabularies. Masked and permutation models have pseudo bits: each token is
 predicted from all others except the later ones of its word (``pll_word`` of :mod:`encoderlab.measure.pairs.scorers`;

@@ -39,7 +39,7 @@ def published(config: ModelConfig) -> Recipe:
     """
     remedy = "give the pretrained model, with its head, instead of the encoder alone or a fine-tuned one"
     if config.task is not None:
-        raise ConfigError(f"the model has a head of fine-tuning and none that predicts tokens; {remedy}")
+        raise ConfigError(f"the model has a fine-tuned head and none that predicts tokens; {remedy}")
     family = config.family
     if config.rtd is not None:
         name = {"deberta": "deberta-v3-mini"}.get(family, f"{family}-mini")

@@ -63,7 +63,7 @@ SAMPLE = 8_000_000  # characters that a vocabulary is made of
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptationPlan(Bounded):
-    """What an adaptation is to do.
+    """The settings of an adaptation.
 
     Args:
         model: a folder or a name.
@@ -151,7 +151,7 @@ class Adaptation:
             strangers = sorted(one.name for one in self.out.iterdir() if not one.name.startswith("."))
             if strangers and not self._record("text").exists():
                 raise ConfigError(
-                    f"{self.out}: is not empty and holds no adaptation (found {strangers[0]!r}); choose another --out"
+                    f"{self.out}: is not empty and has no adaptation (found {strangers[0]!r}); choose another --out"
                 )
             return replace(plan, model=pin(plan.model, self.out))
         repository = known["plan"]["model"].rpartition("@")[0]
@@ -161,7 +161,7 @@ class Adaptation:
         if changed := [name for name in asked if asked[name] != known["plan"].get(name)]:
             name = changed[0]
             raise ConfigError(
-                f"{self.out}: holds another adaptation ({name} was {known['plan'].get(name)!r}, now {asked[name]!r}); "
+                f"{self.out}: has another adaptation ({name} was {known['plan'].get(name)!r}, now {asked[name]!r}); "
                 "choose another --out, or give the same settings to resume"
             )
         return plan
@@ -205,7 +205,7 @@ class Adaptation:
         return self.out / "stages" / f"{name}.json"
 
     def stage(self, name: str, make: Callable[[], dict[str, Any]], *files: Path) -> dict[str, Any]:
-        """What the stage ``name`` found: read if it is done, else made and kept with the hashes of its ``files``.
+        """The results of the stage ``name``: read if it is done, else made and kept with the hashes of its ``files``.
 
         Raises:
             ConfigError: it was done with other settings, or of other text.
@@ -222,7 +222,7 @@ class Adaptation:
         return result
 
     def _known(self, name: str) -> dict[str, Any] | None:
-        """What the stage found before; None if it is to be done, or done again."""
+        """The kept results of the stage; None if it must be done, or done again."""
         path = self._record(name)
         try:
             record = read_record(path)

@@ -136,7 +136,7 @@ def split(text: SourceText, train: Path, held_out: Path, *, share: float = 1.0) 
             counts[side][1] += len(document)
             (apart if side else kept).write(json.dumps({"text": document}).encode() + b"\n")
     if not counts[1][0] or share and not counts[0][0]:
-        raise DataError(f"{text.name}: holds too few different documents to hold some out; give more text")
+        raise DataError(f"{text.name}: has too few different documents to hold some out; give more text")
     return TextAmount(documents=counts[0][0], characters=counts[0][1]), TextAmount(
         documents=counts[1][0], characters=counts[1][1]
     )

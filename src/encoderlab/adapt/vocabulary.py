@@ -77,16 +77,14 @@ def retrain(tokenizer: Tokenizer, texts: Iterable[str]) -> Tokenizer:
     """A tokenizer of the same kind, size, special tokens and letter case, trained on ``texts``."""
     family = next((name for name, one in FAMILIES.items() if one.special_tokens == tokenizer.special_tokens), None)
     if family is None:
-        raise ConfigError(
-            "the model's special tokens are those of no family that tokenizers are trained for; keep its vocabulary"
-        )
+        raise ConfigError("no tokenizer can be trained with the model's special tokens; keep its vocabulary")
     lowercase = tokenizer.kind != "bpe" and len(tokenizer.encode("A")) == len(tokenizer.encode("a")) == 1
     lowercase = lowercase and tokenizer.encode("A").ids[0] == tokenizer.encode("a").ids[0]
     return Tokenizer.train(tokenizer.kind, texts, tokenizer.vocab_size, family=family, lowercase=lowercase)
 
 
 def rows(old: Tokenizer, new: Tokenizer, texts: Sequence[str], *, neighbours: bool) -> RowOrigins:
-    """Where the rows of the tables of ``new`` come from; with ``neighbours``, from near shared tokens."""
+    """The source of each row of the tables of ``new``; with ``neighbours``, from near shared tokens."""
     one = np.ones(1)
     known = {token: index for index, token in enumerate(old.tokens) if token}
     known |= {new.token(getattr(new.special, role)): getattr(old.special, role) for role in _roles(old, new)}

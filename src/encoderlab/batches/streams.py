@@ -93,7 +93,7 @@ class ContiguousStreams(BaseFormat):
     """Windows of ``length`` tokens for a language model with memory (Transformer-XL, section 3.2).
 
     A row holds one token more than its window: position i predicts token i + 1, and the last token is only a target.
-    Label ``continues``: 1 where the row follows the previous one of its stream, 0 where memory has to start empty.
+    Label ``continues``: 1 if the row follows the previous one of its stream, 0 if memory must start empty.
     ``separator`` puts the end-of-document token after each document. ``variable`` draws the length of each window:
     around ``length`` (95%) or half of it (5%), normal with deviation 5, at least 5, at most ``length`` + 15. The last
     window of an epoch is short.

@@ -168,7 +168,7 @@ def _say_differences(flags: Flags, others: tuple[str, ...]) -> None:
 
 
 def _say_gpus(gpus: str) -> None:
-    """What ``--gpus`` comes to: Lightning's number of GPUs, but for 0, which means the first one."""
+    """The meaning of ``--gpus``: Lightning's number of GPUs, except that 0 means the first one."""
     import torch
 
     if not gpus.removeprefix("-").isdigit():
@@ -341,7 +341,7 @@ def _place(device: int) -> str:
 
 
 def _example(form: str, text: str) -> Example:
-    """What ``--text`` holds, for a task of that form."""
+    """The content of ``--text`` for a task of that form."""
     from encoderlab.tasks.data.task import Choice, TaggedWords, Text
     from encoderlab.tasks.forms.table import FORMS
 

@@ -44,7 +44,7 @@ def push(model: Path, name: str, /, *, private: bool = False) -> dict[str, Any]:
     models = read(place)
     if len(models) > 1:
         raise ConfigError(
-            f"{place}: holds {len(models)} networks, and a name of the Hub is for one; push the folder of one of them, "
+            f"{place}: has {len(models)} networks, and a name of the Hub is for one; push the folder of one of them, "
             f"such as {place / 'model' / 'discriminator'}"
         )
     (network,) = models.values()

@@ -1,6 +1,6 @@
 """The beginning of a long text that decides its first tokens, so that no more of it is tokenized than is used.
 
-A text is cut where the tokens before do not depend on what follows: between words, and in WordPiece beside marks and
+A text is cut where the tokens before do not depend on the text after: between words, and in WordPiece next to marks and
 Chinese characters. Where no such place is near, as in a cell of letters without a space, the cut is proved instead.
 
 Let the whole text have a border between two tokens at ``j``, inside a run of solid characters. Then the tokens before
@@ -68,7 +68,8 @@ class Beginnings:
 
     @staticmethod
     def _pattern(mode: Mode | None, added: set[str]) -> re.Pattern[str] | None:
-        """Where the tokens before do not depend on what follows; ``added`` are the characters of added tokens."""
+        """A place where the tokens before it do not depend on the text after it; ``added`` are the characters of added
+        tokens."""
         if mode is None or any(char.isspace() for char in added):
             return None
         spaces, marks = "(?<=[^ \n\t\r])[ \n\t\r]", "".join(sorted(set(string.punctuation) - added))

@@ -194,7 +194,7 @@ def _complete(settings: BuildSettings, sources: Sequence[Source], out: Path) -> 
     built = {**recorded, "selection": {**to_dict(Selection()), **recorded.get("selection", {})}}
     if built != asked or manifest.tokenizer is None:
         changed = differences(built, asked)
-        raise ConfigError(f"{out}: holds a corpus built otherwise: {changed}; choose another folder, or delete it")
+        raise ConfigError(f"{out}: has a corpus with other settings: {changed}; choose another folder, or delete it")
     if _given_hash(settings) not in (None, manifest.tokenizer.hash):
         raise ConfigError(f"{out}: the tokenizer has changed since; choose another folder, or delete this one")
     recorded = {source.name: source.sha256 for source in manifest.sources}
@@ -240,7 +240,7 @@ class Part:
 
     @functools.cached_property
     def plan(self) -> dict[str, Any]:
-        """What is built, as far as it can be told without reading the sources."""
+        """The description of the corpus that is known before the sources are read."""
         return {
             "settings": _plain(self.settings),
             "sources": {source.name: list(info(source.path)) for source in self.sources},

@@ -154,7 +154,7 @@ def _record_text(line: str, source: Source, place: str) -> str:
         value = record[source.field]
     text = text_of("" if value is None else value)
     if text is None:
-        raise _NoText(f"{place}: field {source.field!r} holds no text (--field names another)")
+        raise _NoText(f"{place}: field {source.field!r} has no text (--field names another)")
     return text
 
 

@@ -1,4 +1,4 @@
-"""What a corpus holds: counts, how finely its tokenizer cuts, and some of its text."""
+"""The content of a corpus: counts, tokens per word, and some of its text."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def merge_corpora(
             manifest = read_manifest(out)
             there = [(source.name, source.sha256) for source in manifest.sources]
             if (manifest.settings, there) != (first.settings, [(item.name, item.sha256) for item in first.sources]):
-                raise ConfigError(f"{out}: holds another corpus; choose another output folder, or delete it")
+                raise ConfigError(f"{out}: has another corpus; choose another output folder, or delete it")
             verify(out)
             shutil.rmtree(out / WORK, ignore_errors=True)
             return manifest

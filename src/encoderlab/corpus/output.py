@@ -64,7 +64,7 @@ def begun(folder: Path, out: Path, name: str, asked: dict[str, Any]) -> dict[str
         if ours and inside <= RESULTS:
             log.warning("%s: missing; written again", folder / name)
         elif inside or any(item != folder for item in out.iterdir()):
-            raise ConfigError(f"{out}: not empty, and holds no corpus; choose another folder, or delete it") from None
+            raise ConfigError(f"{out}: not empty, and has no corpus; choose another folder, or delete it") from None
     folder.mkdir(exist_ok=True)
     write_record(folder / name, asked)
     return asked

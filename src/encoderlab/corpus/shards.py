@@ -163,7 +163,7 @@ class Shard:
             self.documents, self.bytes, self.ids = tensors["documents"], tensors["bytes"], tensors["ids"]
             self.sentences, self.words = tensors["sentences"], tensors["words"]
         except KeyError as error:
-            raise DataError(f"{path}: holds no tensor {error}: no token shard; build it again") from None
+            raise DataError(f"{path}: has no tensor {error}, so it is not a token shard; build it again") from None
         bits = (len(self.ids) + 7) // 8
         ends = len(self.documents) and int(self.documents[0]) == 0 and int(self.documents[-1]) == len(self.ids)
         if not ends or (len(self.bytes), len(self.sentences), len(self.words)) != (len(self.documents), bits, bits):
@@ -180,7 +180,7 @@ class Shard:
         )
 
     def bounds(self, i: int) -> tuple[int, int]:
-        """Where document ``i`` starts among the tokens, and where it ends."""
+        """The index of the first token of document ``i``, and one past its last."""
         first, end = int(self.documents[i]), int(self.documents[i + 1])
         if not first <= end <= len(self.ids):
             raise self.damaged()

@@ -74,7 +74,8 @@ class SpecialTokens:
 
 @dataclass(frozen=True, kw_only=True)
 class VocabularyFamily:
-    """The special tokens of one family and where they stand: the ``first`` ids, and the ``last`` ones."""
+    """The special tokens of one family and their ids: ``first`` ones from 0, ``last`` ones at the end of the
+    vocabulary."""
 
     special_tokens: SpecialTokens
     first: tuple[str, ...]

@@ -213,9 +213,7 @@ def _alphabet(sample: Sequence[str], backend: tokenizers.Tokenizer, vocab_size: 
                 totals[char] = totals.get(char, 0) + int(counts[code])
     ranked = sorted(totals, key=lambda char: (-totals[char], char))
     if not ranked:
-        raise ConfigError(
-            "the tokenizer cannot be trained: the text holds nothing but white space; give a source with text"
-        )
+        raise ConfigError("the tokenizer cannot be trained: the text is only white space; give a source with text")
     covered = np.cumsum([totals[char] for char in ranked]) / sum(totals.values())
     tokens = np.cumsum([1 + (char_class(char) == LETTER) for char in ranked])
     needed = int(np.searchsorted(covered, 0.98)) + 1

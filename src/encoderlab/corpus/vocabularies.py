@@ -309,7 +309,7 @@ def _read_sentencepiece(file: Path, family: str | None, lowercase: bool | None, 
 def unigram_normalizers(
     family: str | None, *, lowercase: bool, keep_accents: bool = False
 ) -> list[normalizers.Normalizer]:
-    """What a family does to text before sentencepiece sees it: nothing for DeBERTa, and where no family is named."""
+    """A family's changes to text before sentencepiece sees it: none for DeBERTa, or without a family."""
     steps: list[normalizers.Normalizer] = []
     if family in ("albert", "xlnet"):
         steps += [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
@@ -402,7 +402,7 @@ def _json(file: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{file}: not valid JSON ({error}); write it again or fetch it anew") from None
     if not isinstance(data, dict):
-        raise DataError(f"{file}: holds {type(data).__name__}, expected an object")
+        raise DataError(f"{file}: contains {type(data).__name__}, expected an object")
     return data
 
 

@@ -1,1 +1,1 @@
-"""Where independent pieces of work run: jobs in, results out."""
+"""Runs independent pieces of work: jobs in, results out."""

@@ -34,7 +34,7 @@ PATIENCE = 120.0  # seconds in which what was asked to stop may write its checkp
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """What a task uses: cores, GPUs (None: one, where the cluster has any), and bytes of memory (0: not counted)."""
+    """The resources of a task: cores, GPUs (None: one if the cluster has any), and bytes of memory (0: not counted)."""
 
     cores: int = 1
     gpus: float | None = 0
@@ -42,7 +42,7 @@ class Need:
 
 
 def tasks_on(place: str | None, *, workers: int | None = None, need: Need = Need(), sees: Sequence[Path] = ()) -> Tasks:
-    """Where tasks run, by the value of ``--on``: ``local``, ``ray`` (a cluster that is found, else this machine), or
+    """The place that ``--on`` names for tasks: ``local``, ``ray`` (a running cluster, else this machine), or
     ``ray=ADDRESS``.
 
     Args:

@@ -30,7 +30,7 @@ class Make(Protocol):
 
 @dataclass(kw_only=True)
 class Outputs:
-    """What became of the files, by the names of their outputs.
+    """The state of the files, by the names of their outputs.
 
     Attributes:
         facts: what :class:`Make` returned, of finished files, also those of earlier sessions.
@@ -103,9 +103,7 @@ def _claim(out: Path, asked: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         raise ConfigError(f"{out}: is not empty (it has {strangers[0]!r}) and has no {RECORD}; give another --out")
     begun, *entries = _read(out / RECORD) or [dict(asked)]
     if other := [key for key, value in asked.items() if begun.get(key) != value]:
-        raise ConfigError(
-            f"{out}: holds files that were made with another {other[0]}; give another --out, or delete it"
-        )
+        raise ConfigError(f"{out}: has files that were made with another {other[0]}; give another --out, or delete it")
     for leftover in out.rglob(".*.tmp"):  # of a process that was killed
         leftover.unlink(missing_ok=True)
     return {entry["output"]: entry for entry in entries}

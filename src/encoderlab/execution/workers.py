@@ -40,7 +40,7 @@ class Tasks(Protocol):
         """Run ``function(*args)`` now or soon; an error of an earlier call is raised here."""
 
     def share(self, value: Any) -> Any:
-        """What stands for a large value in the arguments of several calls, where functions get the value itself."""
+        """A reference to a large value for the arguments of several calls; the functions get the value itself."""
 
     def wait(self) -> None:
         """Wait until at least one call is done, if any was submitted; an error of a call is raised here."""

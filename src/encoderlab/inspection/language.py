@@ -65,7 +65,7 @@ def batches_of(objective: Objective, model: Model, source: str, count: int) -> l
     tokenizer, device = tokenizer_of(model), next(model.parameters()).device
     rows = list(islice(_rows(_texts(tokenizer, source), tokenizer, _length(model)), count))
     if len(rows) < 2:
-        raise DataError(f"{source:.60}: holds {len(rows)} rows of {_length(model)} tokens, expected 2; give more text")
+        raise DataError(f"{source:.60}: has {len(rows)} rows of {_length(model)} tokens, expected 2; give more text")
     starts = range(0, len(rows), ROWS)
     return [objective.make_batch(rows[start : start + ROWS], seed=0).to(device) for start in starts]
 

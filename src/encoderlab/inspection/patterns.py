@@ -1,4 +1,4 @@
-"""What heads do, as numbers: how sharp and how far they look, and to what; averages over texts."""
+"""The behaviour of heads in numbers: how sharp, how far and at which tokens they look; averages over texts."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def sentences(source: str, count: int) -> list[Sentence]:
     else:
         read = [Sentence(line) for _, line in islice(((n, line) for n, line in lines(path) if line.strip()), count)]
     if not read:
-        raise DataError(f"{path}: holds no text; give a file with one text per line")
+        raise DataError(f"{path}: has no text; give a file with one text per line")
     return read
 
 

@@ -76,8 +76,8 @@ def resolve(place: str | os.PathLike[str], *, run: Path | None = None) -> Path:
 
 
 def pin(place: str, run: Path) -> str:
-    """``place`` with the commit it stands for, ``org/name@COMMIT``, where it is a name of the Hub: the commit that
-    ``run`` began with, if the folder is there, else today's. Another place stays as it is.
+    """``place`` with its commit, ``org/name@COMMIT``, if it is a name of the Hub: the commit that ``run`` began with,
+    if that folder exists, else today's. Another place stays as it is.
     """
     match = _HUB_NAME.fullmatch(Path(place).as_posix())
     if match is None or os.path.exists(place):

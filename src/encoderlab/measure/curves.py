@@ -12,7 +12,7 @@ MAX_POINTS = 500  # per curve: what a screen can show; keeps a page of many runs
 
 
 def curve_data(metrics: Sequence[Metric], strips: Sequence[Metric], runs: Sequence[Run]) -> dict[str, Any]:
-    """What the script draws, with curves as columns."""
+    """The data that the page's script draws, with curves as columns."""
     keys = [metric.key for metric in (*metrics, *strips)]
     return {
         "metrics": [_metric(metric) for metric in metrics],

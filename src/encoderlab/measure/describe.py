@@ -36,7 +36,7 @@ def tree(config: ModelConfig) -> Node:
 
 
 def facts(name: str, config: ModelConfig, *, length: int, rows: int) -> dict[str, Any]:
-    """What ``encoderlab describe NAME --json`` prints.
+    """The output of ``encoderlab describe NAME --json``.
 
     ``parameters``: of the encoder, of its embeddings, of each head, and of pretraining (all of it); ``flops``: per
     token at ``length``, by part, forward and training, in our convention and the ELECTRA paper's; ``memory``: of

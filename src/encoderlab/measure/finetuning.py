@@ -84,7 +84,7 @@ class Finetuning:
         return [run.scores[split][metric or self.metric] for run in self.ended if split in run.scores]
 
     def systems(self) -> Iterator[tuple[str, Finetuning]]:
-        """What was compared in this folder, the model last."""
+        """The systems that were compared in this folder, the model last."""
         if self.fresh is not None:
             yield WITHOUT, self.fresh
         yield PRETRAINED, self
@@ -106,7 +106,7 @@ def read(folder: Path) -> Finetuning:
     """
     record = record_of(folder)
     if record is None:
-        raise DataError(f"{folder}: holds no {SCORE_FILE}; give the folder of a fine-tuning")
+        raise DataError(f"{folder}: has no {SCORE_FILE}; give the folder of a fine-tuning")
     if "seeds" not in record:
         raise ConfigError(f"{folder}: is the run of one seed; give the folder of all seeds")
     where = folder / folder_name(record["chosen"])
@@ -126,7 +126,7 @@ def _seed_run(seed: str, entry: Mapping[str, Any], folder: Path) -> SeedRun:
         digest = record.get("files", {}).get(name)
         if digest is not None and (not (folder / name).exists() or sha256(folder / name) != digest):
             remedy = f"restore it, or delete {folder} to train it again" if name in (METRICS, PROVENANCE) else REMEDY
-            raise DataError(f"{folder / name}: is missing, or not what was written; {remedy}")
+            raise DataError(f"{folder / name}: is missing or has changed; {remedy}")
     lines = [flatten(line) for line in read_lines(folder / METRICS)] if (folder / METRICS).exists() else []
     for line in lines:
         line["time"] = line.get("seconds")

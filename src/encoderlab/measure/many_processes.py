@@ -79,7 +79,7 @@ class Forecast:
 
 
 def forecast(recipe: Recipe, processes: int, machine: Machine) -> Forecast:
-    """What ``recipe`` costs with ``processes`` that divide its rows, by DDP.
+    """The cost of ``recipe`` with ``processes`` that divide its rows, by DDP.
 
     Raises:
         ConfigError: the budget is not in steps, or a batch has fewer rows than there are processes.

@@ -67,8 +67,8 @@ def read_run(folder: Path) -> RunRecord:
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder; give a run folder")
     if (folder / "score.json").exists() and not (folder / "recipe.json").exists():
-        raise DataError(f"{folder}: holds a fine-tuning and no run; encoderlab report makes its page")
-    recipe = _read_json(folder / "recipe.json", "a run folder holds one")
+        raise DataError(f"{folder}: is the folder of a fine-tuning, not of a run; encoderlab report makes its page")
+    recipe = _read_json(folder / "recipe.json", "a run folder has one")
     metrics, source = folder / "metrics.jsonl", folder / "provenance.json"
     lines = [flatten(line) for line in read_lines(metrics)] if metrics.exists() else []
     for line in lines:
@@ -236,7 +236,8 @@ def comparison(records: Mapping[str, RunRecord]) -> str:
 
 
 def asked(record: RunRecord) -> str:
-    """What the run predicts of a text: with more of it hidden, the same model needs more bits."""
+    """The prediction problem of the run, as text. Bits compare only within one problem: with more hidden, the same
+    model needs more bits."""
     objective = record.recipe.get("objective", {})
     return json.dumps([record.term, *(objective.get(name) for name in ("kind", "masking", "targets"))], sort_keys=True)
 

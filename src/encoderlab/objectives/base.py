@@ -49,7 +49,7 @@ pytree.register_dataclass(Term)  # FSDP2 of torch 2.11 finds tensors only in reg
 
 
 class Settings(Bounded, ABC):
-    """Base class for the settings of an objective: what each kind must define, and what it may."""
+    """Base class for the settings of an objective, with the methods that each kind must define or may override."""
 
     kind: str
     compared: float = 0.0

@@ -1,8 +1,8 @@
 """Charts inside a page: lines, bands and points with intervals, on linear or logarithmic axes.
 
 A chart is drawn twice, for wide and for narrow windows, and the page's style shows one of them: letters keep their size
-where a picture that shrinks would make them unreadable. What a point stands for is shown when one points at it. Here
-are the places of everything; the template (``parts.html``) draws.
+where a picture that shrinks would make them unreadable. Pointing at a point shows its values. Here are the places of
+everything; the template (``parts.html``) draws.
 """
 
 from __future__ import annotations

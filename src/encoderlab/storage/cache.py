@@ -7,7 +7,7 @@
 Beside each file lies its hash, which is compared whenever the file is asked for (about a second per GB); shards have
 theirs in the manifest, and are verified by what trains on them.
 
-The names have a hash of the URL and of the state of what lies there, so that what changed is fetched anew. Above the
+The names have a hash of the URL and of the state of the remote file, so a changed file is fetched again. Above the
 limit (``ENCODERLAB_CACHE_GB``, 50 by default) what was used longest ago is deleted.
 """
 

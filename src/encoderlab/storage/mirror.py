@@ -39,7 +39,7 @@ _KEPT = "%s; what was made is kept in %s, and sent with the next upload"
 
 
 def working_place(url: str) -> Path:
-    """The local path where what belongs at ``url`` is made."""
+    """The local path where the files for ``url`` are made."""
     name = url.rstrip("/").rpartition("/")[2] or "out"
     return cache_folder() / "storage" / "work" / hashlib.sha256(url.encode()).hexdigest()[:24] / name
 
@@ -162,7 +162,7 @@ class Mirror:
                 places.delete(places.join(self.url, WRITER))
 
     def restore(self) -> None:
-        """Make the local folder what the URL holds, unless it is that already, or further on.
+        """Make the local folder equal to the remote one, unless it is already equal or newer.
 
         Raises:
             DataError: it cannot be read.

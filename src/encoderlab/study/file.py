@@ -173,7 +173,7 @@ def read(path: Path) -> tuple[Study, dict[str, Arm]]:
             raise ConfigError(f"{where}: there is no arm {name!r}{nearest(name, arms)}")
     titles = [measure.name if isinstance(measure, Pairs) else measure.title for measure in study.measures]
     if len(set(titles)) < len(titles):
-        raise ConfigError(f"{where}: measures {titles} have one name; give each a name of its own")
+        raise ConfigError(f"{where}: measures {titles} have the same name; give each its own")
     for name in (*study.margins, *(claim.by for claim in study.claims if claim.by)):
         if name not in (known := ("loss", "bits per byte", *titles)):
             raise ConfigError(f"{where}: there is no measure {name!r}{nearest(name, known)}")
@@ -229,9 +229,7 @@ def _arms(study: Study, where: str) -> dict[str, Arm]:
     if not combined or combined == {"": Arm()}:
         raise ConfigError(f"{where}: nothing to compare; give arms, or fields that vary")
     if len({name.replace(" ", "_") for name in combined}) < len(combined):
-        raise ConfigError(
-            f"{where}: arms {list(combined)} differ in spaces alone; give each a folder's name of its own"
-        )
+        raise ConfigError(f"{where}: arms {list(combined)} differ only in spaces; give each a name of its own")
     for name, arm in combined.items():
         if not re.fullmatch(r"[^/\\\x00-\x1f.][^/\\\x00-\x1f]{0,79}", name) or name != name.strip():
             raise ConfigError(f"{where}: arm {name!r}: give a name of 1 to 80 letters that can name a folder")

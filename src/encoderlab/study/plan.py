@@ -222,7 +222,7 @@ class StudyPlan:
         return [self.base / place for place in measure.data]
 
     def estimates(self) -> dict[tuple[str, float], Estimate]:
-        """What a run of every arm costs at every budget."""
+        """The cost of a run of every arm at every budget."""
         return {
             (arm, amount): estimate(
                 fit(self.recipe(arm, amount, 1), Tokenizer.load(Corpus(self.corpus(arm)).tokenizer_path))

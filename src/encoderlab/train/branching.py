@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 def branch(source: Path, out: Path, recipe: Recipe) -> float:
-    """Make ``out`` the folder of a run of ``recipe`` that stands where the checkpoint ``source`` stands.
+    """Make ``out`` the folder of a run of ``recipe`` at the step of the checkpoint ``source``.
 
     Args:
         source: a checkpoint folder (RUN/checkpoints/step-000500).

@@ -276,7 +276,7 @@ def wrong_tokenizer(e: Evidence) -> Finding | None:
         return Finding(
             "wrong tokenizer",
             "error" if size < 1.8 else "warning",
-            f"a token holds {size:.2f} bytes of text on average: words are split into single letters",
+            f"a token has {size:.2f} bytes of text on average: words are split into single letters",
             "train a tokenizer on this text, or use one for its language",
         )
     return None

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """A finished run: ``metrics`` is its last validation line, ``checkpoint`` and ``best`` are checkpoint folders;
-    ``flops`` are 0 where what a token costs is not known.
+    ``flops`` are 0 if the cost of a token is not known.
     """
 
     step: int
@@ -115,9 +115,9 @@ class _Run:
     """One call of :func:`train`; ``stack`` closes whatever it opens.
 
     Only the first process has a run folder and a writer of checkpoints. ``validation`` is the last line of validation
-    metrics. ``started`` is the place where this session began, ``saved`` where it last saved. The current line of
-    training metrics began at time ``window_start`` (shifted by time that was not training), when ``window_from`` tokens
-    had been read.
+    metrics. ``started`` is the place at which this session began, ``saved`` that of its last checkpoint. The current
+    line of training metrics began at time ``window_start`` (shifted by time that was not training), when
+    ``window_from`` tokens had been read.
     """
 
     def __init__(

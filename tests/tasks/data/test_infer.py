@@ -234,7 +234,7 @@ def test_one_wrong_line_or_tag_among_many_is_named(tmp_path):
         task_of(path)[0].read([path], "train")
     words = {"tokens": ["a", "b"], "ner_tags": ["O", None]}
     (tmp_path / "ner.jsonl").write_text(json.dumps(words))
-    with pytest.raises(DataError, match=r"ner.jsonl:1: 'tokens' or 'ner_tags' is not a list .*holds null"):
+    with pytest.raises(DataError, match=r"ner.jsonl:1: 'tokens' or 'ner_tags' is not a list .*contains null"):
         task_of(tmp_path / "ner.jsonl")
 
 

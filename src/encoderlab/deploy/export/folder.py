@@ -62,7 +62,7 @@ def export(
     check_int8: Callable[[Graph, int], Check] | None = None,
     say: Say,
 ) -> dict[str, Any]:
-    """Write the folder, whole or not at all, and return what ``export.json`` holds.
+    """Write the folder, whole or not at all; returns the content of ``export.json``.
 
     Args:
         task: the ``task.json`` of a fine-tuned model, which is kept.

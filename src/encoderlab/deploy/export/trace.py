@@ -32,7 +32,7 @@ def example(graph: Graph, rows: int = 3, length: int = 9) -> dict[str, Tensor]:
 def trace(graph: Graph) -> torch.export.ExportedProgram:
     """The graph for any number of rows, of 2 tokens up to the model's positions.
 
-    torch refuses to trace what would hold for some lengths alone, so nothing of the example is baked in.
+    torch refuses to trace a step that is right for some lengths only, so nothing of the example is baked in.
 
     Raises:
         EncoderlabError: torch cannot trace it.

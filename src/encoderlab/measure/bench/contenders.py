@@ -161,7 +161,7 @@ class Theirs:
             networks["head"] = objective.discriminator.rtd
 
     def _inputs(self, batch: Batch, reader: ModelConfig | None = None) -> dict[str, Tensor]:
-        """What the library's form of ``reader`` (by default the case's model) is given."""
+        """The inputs of the library's form of ``reader`` (by default the case's model)."""
         inputs = {"input_ids": batch.ids, "attention_mask": batch.labels["attention_mask"]}
         if (reader or self.case.model).encoder.types and batch.segments is not None:
             inputs["token_type_ids"] = batch.segments

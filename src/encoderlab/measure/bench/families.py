@@ -1,4 +1,4 @@
-"""What the benchmark trains for each family, by us and by ``transformers``.
+"""The networks that the benchmark trains for each family, ours and those of ``transformers``.
 
 Sizes, weights, batches, losses and dropout rates are the same for both. 12 layers of width 256 (or any other size),
 each with its family's own vocabulary, or a published model. Where ``transformers`` lacks a part of the original, ours

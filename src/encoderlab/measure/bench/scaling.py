@@ -42,7 +42,7 @@ SLOW_LATENCY = 1e-3  # seconds, of the link that is made slow
 
 @dataclass(frozen=True)
 class ScalingWork:
-    """What the processes of a measurement do; ``link`` is a slow one to pretend, None is the machine's own."""
+    """The work of the processes of a measurement; ``link`` is a slow link to imitate, None the machine's own."""
 
     case: Case
     vocabulary: Vocabulary
@@ -117,7 +117,7 @@ class Nodes:
         self.groups = {1: dist.new_group([0]), self.size: dist.new_group()}
 
     def measured(self, count: int, work: ScalingWork) -> dict[str, Any]:
-        """What the first process measured with ``count`` processes: one, for which the others wait, or all."""
+        """The measurement of the first process with ``count`` processes: one, while the others wait, or all."""
         measured = [_measure(count, work, self.groups[count]) if self.rank < count else None]
         dist.broadcast_object_list(measured)
         assert measured[0] is not None
@@ -209,7 +209,7 @@ def _launch(world: int, work: ScalingWork) -> dict[str, Any]:
 
 
 def _serve(rank: int, world: int, meeting: str, work: ScalingWork, results: Any) -> None:
-    """What a process runs that :func:`_launch` began."""
+    """The main function of a process that :func:`_launch` started."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world)
     measured = _measure(world, work, dist.group.WORLD)

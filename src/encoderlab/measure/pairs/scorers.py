@@ -53,7 +53,7 @@ class Scorer(Protocol):
 
 
 def scorers_of(model: Model, generator: Model | None = None, *, official: bool = False) -> list[Scorer]:
-    """What a model can be scored by, the usual measure first. ``generator`` is the second network of replaced token
+    """The scorers that fit a model, the usual measure first. ``generator`` is the second network of replaced token
     detection. ``official``: only the measure that the BabyLM challenge takes.
 
     Raises:

@@ -201,7 +201,7 @@ class Task:
                 yield checked
 
     def _where_labels_are(self, path: Path) -> str:
-        """Where labels were expected, with the nearest name if the file has no such column."""
+        """The column in which labels were expected, with the nearest name if the file has no such column."""
         columns = tables.columns(path, Remarks(path))
         label = readers.layout_of(path, self.layouts).label_column
         if label in columns or label and not columns:

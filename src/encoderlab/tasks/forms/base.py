@@ -219,7 +219,7 @@ class Form:
 
     @classmethod
     def analysed(cls, task: Task, examples: Sequence[Any], predictions: Predictions) -> Analysis:
-        """Where the predictions for labelled examples go wrong."""
+        """An analysis of the wrong predictions for labelled examples."""
         off = [
             cls.off(task, example, value, detail)
             for example, value, detail in zip(examples, predictions.values, predictions.details, strict=True)
@@ -250,7 +250,7 @@ class Form:
         return {}
 
     def chance(self, examples: Sequence[Any]) -> Chance | None:
-        """What guessing by the frequency of labels reaches; None if unknown."""
+        """The score of guessing by the frequency of labels; None if unknown."""
         return None
 
     # Settings

@@ -226,7 +226,7 @@ class SpanForm(Form):
 
     @classmethod
     def off(cls, task: Task, example: Any, value: Any, detail: Mapping[str, Any]) -> float:
-        """What the F1 of the answer lacks, by how sure the answer is."""
+        """How bad a mistake is: one minus its F1, times the score of the answer."""
         return (1 - cls.measures(task, [example], [value])["f1"]) * max(detail["score"], 1e-9)
 
     @classmethod

@@ -83,7 +83,7 @@ def allow_no_answer(
         return
     for place, member in zip(places, members, strict=True):
         if read_task(best_seed(place, silent)) is None and member.form.allow_no_answer():
-            say(f"{place}: no answer is given where the null score is above 0; the folder tells no other threshold")
+            say(f"{place}: questions with a null score above 0 get no answer; the folder has no other threshold")
 
 
 # Labels of a benchmark

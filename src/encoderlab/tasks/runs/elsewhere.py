@@ -36,7 +36,7 @@ TAIL = 1 << 16  # bytes of metrics with the last line
 def perform_all(
     programs: Mapping[K, Program[T]], tasks: Tasks | None = None, say: Say = silent
 ) -> dict[K, T | Diverged]:
-    """What each program returns, or how it diverged; runs of all programs are tasks side by side.
+    """The result of each program, or its divergence; runs of all programs are tasks side by side.
 
     Each run is in its folder, which its task and this process see; this process reads what is finished, so the results
     are those of one process. Without ``tasks``, this process makes the runs, program after program, and ``say`` is told

@@ -314,7 +314,7 @@ def same_task(trained: Mapping[str, Any] | None, task: Task, settings: FormSetti
 
 
 def identity_of(task: Task, about: Mapping[str, Any]) -> dict[str, Any]:
-    """What distinguishes runs besides recipe and data: the task with its labels and columns, and the initial model."""
+    """The identity of a run besides recipe and data: the task with its labels and columns, and the initial model."""
     return {
         "task": task.name,
         "labels": None if task.labels is None else list(task.labels),

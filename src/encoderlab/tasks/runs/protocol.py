@@ -114,7 +114,8 @@ def _size(model: Model) -> str:
 
 
 def _shape(encoder: EncoderConfig) -> tuple[Any, ...]:
-    """What distinguishes the published sizes of a family; DeBERTa's versions also differ in biases and convolution."""
+    """The numbers that distinguish the published sizes of a family; DeBERTa's versions also differ in biases and
+    convolution."""
     return encoder.layers, encoder.width, encoder.attention_biases, encoder.stem_conv is not None
 
 

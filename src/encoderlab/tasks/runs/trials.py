@@ -106,7 +106,7 @@ Program = Generator[Sequence[Attempt], Sequence[Result | str], T]
 
 
 def perform(program: Program[T], say: Say = silent) -> T:
-    """What a program returns; this process makes its runs, one after the other. ``say`` is told each title.
+    """The result of a program; this process makes its runs, one after the other. ``say`` is told each title.
 
     :func:`encoderlab.tasks.runs.elsewhere.perform_all` has other processes make them.
     """

@@ -1,4 +1,4 @@
-"""Where predictions go wrong: scores by class, the confusion matrix, and the worst mistakes."""
+"""The analysis of predictions: scores by class, the confusion matrix, and the worst mistakes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a model has to beat: the most frequent label, TF-IDF with logistic regression, word overlap, a tag dictionary.
+"""Simple predictors that a model has to beat: the most frequent label, TF-IDF with logistic regression, word overlap, a
+tag dictionary.
 
 Each takes training examples and those to predict, and returns predictions; None where it does not apply. The forms of
 tasks name theirs. A few thousand examples take seconds.

@@ -228,7 +228,7 @@ def _items(value: Any) -> tuple[str, ...] | None:
     if isinstance(value, str):
         return tuple(value.split("\x02") if "\x02" in value else value.split())  # as ERNIE's files separate
     if None in value:
-        raise TypeError(f"{value} holds null")
+        raise TypeError(f"{value} contains null")
     return tuple(map(str, value))
 
 
