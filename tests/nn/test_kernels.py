@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import shlex
+import shutil
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -720,6 +724,25 @@ def test_a_damaged_library_is_compiled_again(damage, tmp_path, monkeypatch):
     library.write_bytes(damage(library.read_bytes()))  # to load a part of it would end the process with SIGBUS
     library = build.load.__wrapped__()
     assert library is not None and library.encoderlab_dropout
+
+
+@compiled
+@pytest.mark.parametrize("how", ["cut", "zeros"])
+def test_a_library_that_changes_while_it_is_used_changes_nothing(how, tmp_path):
+    """Another process cuts or overwrites the file in the cache folder; tried in a process of its own."""
+    library = Path(build.load()._name)
+    (tmp_path / "kernels").mkdir()
+    shutil.copy(library, tmp_path / "kernels")
+    content = "b''" if how == "cut" else "bytes(path.stat().st_size)"
+    code = (
+        "import encoderlab, torch; from pathlib import Path; from encoderlab.nn.kernels import build\n"
+        f"path = Path(build.load()._name); path.write_bytes({content})\n"
+        "states = encoderlab.build('bert-tiny').eval()(torch.ones(1, 7, dtype=torch.long))\n"
+        "print(path.parent.parent, states.last.isfinite().all().item())"
+    )
+    environment = os.environ | {"ENCODERLAB_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout == f"{tmp_path} True\n", done.stderr
 
 
 @pytest.mark.parametrize("fault", ["quote", "home"])

@@ -55,4 +55,4 @@ def test_overlap_finds_options_and_sentences():
 
 
 def test_words_of_two_scripts():
-    assert words("我爱NBA, ok?") == ["我", "爱", "nba", ",", "ok", "?"]
+    assert list(words("我爱NBA, ok?")) == ["我", "爱", "nba", ",", "ok", "?"]

@@ -73,7 +73,11 @@ def compile_library(compiler: str) -> Path:
 
 
 def _name(stem: str, file: Path) -> str:
-    return f"{stem}-{hashlib.sha256(file.read_bytes()).hexdigest()[:16]}.so"
+    return f"{stem}-{_digest(file.read_bytes())}.so"
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _whole(folder: Path, stem: str) -> Path | None:
@@ -90,11 +94,31 @@ def open_library(compiler: str) -> ctypes.CDLL:
     """The loaded library; compile it again if the file in the cache folder cannot be loaded."""
     library = compile_library(compiler)
     try:
-        return ctypes.CDLL(str(library))
+        return _opened(library)
     except OSError as error:
         log.info("%s; compiling it again", error)
         library.unlink(missing_ok=True)
-        return ctypes.CDLL(str(compile_library(compiler)))
+        return _opened(compile_library(compiler))
+
+
+def _opened(library: Path) -> ctypes.CDLL:
+    """Load a copy of the file in memory, where the system has such files: what another process does to the file in the
+    cache folder later, even cutting it, changes nothing here.
+
+    Raises:
+        OSError: the file is not what its name says, or no library.
+    """
+    content = library.read_bytes()
+    if not library.stem.endswith(_digest(content)):
+        raise OSError(f"{library} has changed")
+    if not hasattr(os, "memfd_create"):
+        return ctypes.CDLL(str(library))
+    handle = os.memfd_create(library.name)  # never closed: the loader knows the library by this number
+    with open(handle, "wb", closefd=False) as copy:
+        copy.write(content)
+    loaded = ctypes.CDLL(f"/proc/self/fd/{handle}")
+    loaded._name = str(library)
+    return loaded
 
 
 @functools.cache

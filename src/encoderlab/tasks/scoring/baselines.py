@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,9 @@ WEIGHTS = 2**23  # of the regression at most: 64 MiB, of which L-BFGS keeps some
 _WORD = re.compile(r"[一-鿿]|\w+|[^\w\s]")
 
 
-def words(text: str) -> list[str]:
-    """Lower-cased words, Han characters one by one, punctuation marks."""
-    return _WORD.findall(text.lower())
+def words(text: str) -> Iterator[str]:
+    """Lower-cased words, Han characters one by one, punctuation marks; one after the other, for texts of any size."""
+    return (match.group() for match in _WORD.finditer(text.lower()))
 
 
 # Labels and numbers
@@ -64,15 +65,13 @@ def bags_of_words(train: Sequence[Any], dev: Sequence[Any]) -> list[tuple[str, .
     return [tuple(names[i] for i in np.flatnonzero(row > 0)) for row in scores]
 
 
-def _terms(example: Text) -> list[str]:
-    first = words(example.text)
-    terms = [*first, *(f"{a} {b}" for a, b in zip(first, first[1:], strict=False))]
+def _terms(example: Text) -> Iterator[str]:
+    yield from words(example.text)
+    yield from (f"{a} {b}" for a, b in pairwise(words(example.text)))
     if example.pair is not None:
-        second = words(example.pair)
-        common = set(first) & set(second)
-        share = round(5 * _overlap(example.text, example.pair))
-        terms += [f"2 {word}" for word in second] + [f"12 {word}" for word in common] + [f"overlap {share}"] * 3
-    return terms
+        yield from (f"2 {word}" for word in words(example.pair))
+        yield from (f"12 {word}" for word in sorted(set(words(example.text)) & set(words(example.pair))))
+        yield from [f"overlap {round(5 * _overlap(example.text, example.pair))}"] * 3
 
 
 def threshold_on_overlap(train: Sequence[Any], dev: Sequence[Any]) -> list[str] | None:

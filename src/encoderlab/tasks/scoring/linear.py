@@ -19,7 +19,7 @@ class TfIdf:
     others all but the ``most`` frequent.
     """
 
-    def __init__(self, documents: Iterable[Sequence[str]], *, most: int | None = None) -> None:
+    def __init__(self, documents: Iterable[Iterable[str]], *, most: int | None = None) -> None:
         counts: Counter[str] = Counter()
         size = 0
         for document in documents:
@@ -31,7 +31,7 @@ class TfIdf:
         df = np.array([counts[term] for term in kept], dtype=float)
         self.idf = np.log((1 + size) / (1 + df)) + 1
 
-    def __call__(self, documents: Iterable[Sequence[str]]) -> list[SparseRow]:
+    def __call__(self, documents: Iterable[Iterable[str]]) -> list[SparseRow]:
         """The row of each document: its columns and their values, (k,) each."""
         rows = []
         for document in documents:
