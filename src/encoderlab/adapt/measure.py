@@ -80,7 +80,7 @@ def bits(model: Model, generator: Model | None, texts: Sequence[str]) -> dict[st
         parts = [scorer(encoded[start : start + AT_ONCE]) for start in range(0, len(encoded), AT_ONCE)]
         for name, column in zip(scorer.measures, np.concatenate(parts).T, strict=True):
             by_text[name] = [-value / math.log(2) for value in column.tolist()]
-    ids = np.concatenate([one.ids for one in encoded])
+    ids = np.concatenate([encoding.ids for encoding in encoded])
     return {
         "bits": by_text,
         "bytes": [len(text.encode()) for text in texts],

@@ -27,22 +27,22 @@ def page(record: Mapping[str, Any]) -> str:
         (
             f"{NAMES[kind]}, held out",
             [
-                f"{one['before']:.3f}",
-                f"{one['after']:.3f}",
-                f"{one['after'] - one['before']:+.3f} ± {one['half']:.3f}",
-                f"{one['tokens'][0]:,} → {one['tokens'][1]:,}",
-                f"{one['unknown'][0]:.2%} → {one['unknown'][1]:.2%}",
+                f"{gain['before']:.3f}",
+                f"{gain['after']:.3f}",
+                f"{gain['after'] - gain['before']:+.3f} ± {gain['half']:.3f}",
+                f"{gain['tokens'][0]:,} → {gain['tokens'][1]:,}",
+                f"{gain['unknown'][0]:.2%} → {gain['unknown'][1]:.2%}",
             ],
         )
-        for kind, one in gains.items()
+        for kind, gain in gains.items()
     ]
     tiles = [
         (
             NAMES[kind],
-            f"{one['before']:.2f}→{one['after']:.2f}",
-            MEASURES[one["measure"]],
+            f"{gain['before']:.2f}→{gain['after']:.2f}",
+            MEASURES[gain["measure"]],
         )
-        for kind, one in gains.items()
+        for kind, gain in gains.items()
     ]
     tiles.append(
         ("Cost", duration(training["training_seconds"]), f"{training['steps']:,} steps, {training['tokens']:,} tokens")

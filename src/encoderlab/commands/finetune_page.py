@@ -55,8 +55,8 @@ def show(finished: Sequence[Finished], protocol: Protocol) -> None:
             "" if row.sd is None else f"{100 * row.sd:.1f}",
             f"{row.n or ''}" + (f" ({row.failed} failed)" if row.failed else ""),
         ]
-        for one in finished
-        for row in one.rows()
+        for run in finished
+        for row in run.rows()
     ]
     best = ["best"] if protocol.report == "best" else []
     head = ["task", "split", "metric", "system", "median", "mean", *best, "sd", "seeds"]

@@ -281,14 +281,14 @@ def _job_of(
 def _benchmark_jobs(name: str, data: Path | None) -> list[TaskWithSplits]:
     """A benchmark, or the tasks of a suite whose training files are in ``data``."""
     names = suites.SUITES.get(name.lower(), (name,))
-    tasks = [suites.task(one) for one in names]
+    tasks = [suites.task(name) for name in names]
     if data is None:
         raise ConfigError(f"{name} is a benchmark; give the folder of its files with --data")
     if name.lower() in suites.SUITES:
-        tasks = [one for one in tasks if _lies_in(one, data)]
+        tasks = [task for task in tasks if _lies_in(task, data)]
         if not tasks:
             raise DataError(f"{data}: has no training file of {name} ({', '.join(names)})")
-    return [TaskWithSplits(task=one, splits=usable_splits(one, data)) for one in tasks]
+    return [TaskWithSplits(task=task, splits=usable_splits(task, data)) for task in tasks]
 
 
 def _lies_in(task: Task, data: Path) -> bool:

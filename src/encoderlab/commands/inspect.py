@@ -86,9 +86,9 @@ def inspect(
         ]
         table(look.name, ["most weight on", "layer", "head", "weight"], rows)
         for curve in look.probes:
-            scores = [*enumerate(one[curve.measure] for one in curve.layers)]
+            scores = [*enumerate(layer[curve.measure] for layer in curve.layers)]
             lines = [[str(layer) if layer else "embeddings", f"{100 * value:.2f}"] for layer, value in scores]
-            lines += [[name, f"{100 * one[curve.measure]:.2f}"] for name, one in curve.baselines.items()]
+            lines += [[name, f"{100 * baseline[curve.measure]:.2f}"] for name, baseline in curve.baselines.items()]
             table(f"{look.name}: probe of {curve.task}", ["layer", curve.measure], lines)
     say(f"page written to {out / 'index.html'}")
     return {"out": out, "texts": len(read), "models": [folder.record(look) for look in looks]}

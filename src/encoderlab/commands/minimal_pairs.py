@@ -163,7 +163,9 @@ def _record(
         "ties_count": "right" if scoring == "babylm" else "half",
         "length_power": length_power,
         **vars(first.total),
-        "paradigms": {name: {"phenomenon": phenomena[name], **vars(one)} for name, one in first.paradigms.items()},
+        "paradigms": {
+            name: {"phenomenon": phenomena[name], **vars(paradigm)} for name, paradigm in first.paradigms.items()
+        },
         "phenomena": {name: vars(one) for name, one in first.phenomena.items()},
         "measures": {
             name: {

@@ -127,7 +127,7 @@ def _show_plan(plan: StudyPlan) -> dict[str, Any]:
         "runs": runs,
         "flops": total,
         "seconds": seconds,
-        "arms": {f"{arm} {amount:g}": to_dict(one) for (arm, amount), one in estimates.items()},
+        "arms": {f"{arm} {amount:g}": to_dict(estimate) for (arm, amount), estimate in estimates.items()},
         "fairness": plan.fairness(),
     }
 
@@ -138,21 +138,21 @@ def _show(results: Results) -> None:
     rows = []
     for arm, amount in results.plan.places:
         cells = [results.mean(arm, amount, name) for name in results.measures]
-        shown = ["–" if one is None else f"{one[0]:.4g}" + (f" ± {one[1]:.2g}" if one[1] else "") for one in cells]
+        shown = ["–" if cell is None else f"{cell[0]:.4g}" + (f" ± {cell[1]:.2g}" if cell[1] else "") for cell in cells]
         value = results.chosen.get((arm, amount))
         rows.append([arm, f"{amount:.3g} {unit}", "–" if value is None else f"{value:.3g}", *shown])
     tuned = results.plan.study.tune.field if results.plan.study.tune else "tuned"
     terminal.table("Means over seeds, with 95% intervals", ["arm", "budget", tuned, *results.measures], rows)
     lines = [
         [
-            f"{one.better} better than {one.than}",
-            one.by,
-            f"{one.amount:.3g}",
-            f"{one.difference:+.3g} ({one.low:+.3g} to {one.high:+.3g})",
-            f"{one.adjusted:.3g}",
-            one.verdict,
+            f"{comparison.better} better than {comparison.than}",
+            comparison.by,
+            f"{comparison.amount:.3g}",
+            f"{comparison.difference:+.3g} ({comparison.low:+.3g} to {comparison.high:+.3g})",
+            f"{comparison.adjusted:.3g}",
+            comparison.verdict,
         ]
-        for one in results.comparisons
+        for comparison in results.comparisons
     ]
     if lines:
         terminal.table("Claims", ["claim", "by", unit, "difference", "p, corrected", "verdict"], lines)

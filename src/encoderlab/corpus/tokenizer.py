@@ -166,7 +166,9 @@ class Tokenizer:
             return first
         if not head.proved:
             return first if len(first) > 2 * limit + 1 else None
-        size = self._beginnings.common([one.ids for one in encodings], [one.offsets for one in encodings])
+        size = self._beginnings.common(
+            [encoding.ids for encoding in encodings], [encoding.offsets for encoding in encodings]
+        )
         if size <= limit:
             return None
         return Encoding(ids=first.ids[:size], offsets=first.offsets[:size], word_starts=first.word_starts[:size])
@@ -203,8 +205,8 @@ class Tokenizer:
         parts = [shortened(text, most) for text in texts]
         encodings = self._encode_whole([part.text for part in parts])
         return [
-            dataclasses.replace(one, offsets=part.places(one.offsets)) if len(part.ends) else one
-            for one, part in zip(encodings, parts, strict=True)
+            dataclasses.replace(encoding, offsets=part.places(encoding.offsets)) if len(part.ends) else encoding
+            for encoding, part in zip(encodings, parts, strict=True)
         ]
 
     def _encode_whole(self, texts: list[str]) -> list[Encoding]:

@@ -71,10 +71,12 @@ class TaskReader:
 
     def _inputs(self, sequences: Sequence[Encoded]) -> Arrays:
         inputs = inputs_of(
-            [one.ids for one in sequences], [one.segments for one in sequences], self.form.tokenizer.special.pad
+            [sequence.ids for sequence in sequences],
+            [sequence.segments for sequence in sequences],
+            self.form.tokenizer.special.pad,
         )
         if isinstance(self.form, SpanForm):
-            inputs["p_mask"] = stack([~self._allowed(one) for one in sequences], 1).numpy()
+            inputs["p_mask"] = stack([~self._allowed(sequence) for sequence in sequences], 1).numpy()
         return inputs
 
     def _allowed(self, sequence: Encoded) -> np.ndarray:

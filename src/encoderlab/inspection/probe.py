@@ -122,6 +122,6 @@ def _words(items: Sequence[Item], mark: str) -> tuple[np.ndarray, np.ndarray]:
     sequences = [item.sequences[0] for item in items]
     none = [np.zeros(0, np.int64)]
     return (
-        np.concatenate([one.ids for one in sequences] or none),
-        np.concatenate([one.marks[mark] for one in sequences] or none).astype(np.int64),
+        np.concatenate([sequence.ids for sequence in sequences] or none),
+        np.concatenate([sequence.marks[mark] for sequence in sequences] or none).astype(np.int64),
     )

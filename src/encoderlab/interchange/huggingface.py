@@ -1,4 +1,8 @@
-"""Hugging Face folders: ``config.json``, ``model.safetensors`` (or shards, or a legacy ``.bin``), tokenizer files."""
+"""Hugging Face folders: ``config.json``, ``model.safetensors`` (or shards, or a legacy ``.bin``), tokenizer files.
+
+Names of weights are mapped by :mod:`encoderlab.interchange.name_tables`, configurations by
+:mod:`encoderlab.interchange.configs`.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Shape letters used throughout: B batch, L query length, M key length (memory included), D width, H heads, K head width,
 A = H K, F feed-forward width, E embedding width, V vocabulary, P relative distances, T chosen positions of a row, N
-layers.
+layers. Dropout is drawn in :mod:`encoderlab.nn.noise`.
 """
 
 from __future__ import annotations
@@ -529,8 +529,8 @@ class Encoder(nn.Module):
         elif scope.distances is not None:
             shared = noise.layers_shared(numbers)
         return [
-            replace(one, seeds=seeds, shared_seeds=other)
-            for one, seeds, other in zip(scopes, noise.layers(numbers), shared, strict=True)
+            replace(scope, seeds=seeds, shared_seeds=other)
+            for scope, seeds, other in zip(scopes, noise.layers(numbers), shared, strict=True)
         ]
 
 

@@ -111,4 +111,4 @@ def _scaled(model: nn.Module, config: EncoderConfig) -> dict[int, float | str]:
         prediction = getattr(module, "prediction", None)
         if isinstance(prediction, PredictionHead) and isinstance(module, (ClassificationHead, TaggingHead, SpanHead)):
             scales[id(module.out.weight)] = config.width**-0.5
-    return scales | {id(one.weight): deviation for one in maps if one is not None}
+    return scales | {id(module.weight): deviation for module in maps if module is not None}

@@ -139,7 +139,8 @@ def token_term(logits: Tensor, targets: Tensor, *, weight: float = 1.0) -> Term:
 class MLM(Objective):
     """Predict the hidden tokens of each row, and for pairs whether B belongs to A.
 
-    Terms: ``mlm``, and for pairs the name of the pair label. The LM head runs at hidden places only.
+    Terms: ``mlm``, and for pairs the name of the pair label. The LM head runs at hidden places only, and
+    :meth:`encoderlab.nn.heads.LMHead.losses` computes product and cross-entropy in one.
     """
 
     per_token = ("mlm",)

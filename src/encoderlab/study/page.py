@@ -34,7 +34,7 @@ def render(results: Results) -> str:
         title=study.name or "Study",
         verdict=_summary(results),
         unit=study.unit,
-        claims=[_claim(one) for one in results.comparisons],
+        claims=[_claim(comparison) for comparison in results.comparisons],
         not_compared=results.not_compared,
         quality=_quality(results),
         curves=_curves(results),
@@ -119,7 +119,7 @@ def _curves(results: Results) -> tuple[str, Chart] | None:
     series = []
     for colour, arm in enumerate(results.plan.arms):
         cells = [one for cell, one in results.done.items() if (cell.arm, cell.amount) == (arm, amount)]
-        curves = [np.array(one["curve"]).T for one in cells if len(one["curve"]) > 1]
+        curves = [np.array(cell["curve"]).T for cell in cells if len(cell["curve"]) > 1]
         if not curves:
             continue
         start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
@@ -167,7 +167,9 @@ def _exponents(results: Results) -> list[tuple[str, list[str]]]:
 def _table(results: Results) -> dict[str, Any]:
     """All numbers: the head of the columns, the rows, and a note."""
     sets = {
-        one.title: f"{one.task}, {one.protocol}" for one in results.plan.study.measures if isinstance(one, Finetune)
+        measure.title: f"{measure.task}, {measure.protocol}"
+        for measure in results.plan.study.measures
+        if isinstance(measure, Finetune)
     }
     about = "; ".join(f"{title}: {words}, development set" for title, words in sets.items())
     return {

@@ -67,7 +67,7 @@ class Results:
     @cached_property
     def measures(self) -> list[str]:
         """Names of the measures, those of the loss first."""
-        names = [one.name if isinstance(one, Pairs) else one.title for one in self.plan.study.measures]
+        names = [measure.name if isinstance(measure, Pairs) else measure.title for measure in self.plan.study.measures]
         return [name for name in (*LOWER, *names) if any(self.scores(arm, a, name) for arm, a in self.plan.places)]
 
     def scores(self, arm: str, amount: float, measure: str) -> dict[int, float]:
@@ -151,11 +151,15 @@ class Results:
                             better=claim.better, than=claim.than, by=by, amount=amount, seeds=len(seeds), **numbers
                         )
                     )
-        adjusted = holm([one.p for one in compared])
+        adjusted = holm([comparison.p for comparison in compared])
         margins = self.plan.study.margins
         return [
-            replace(one, adjusted=p, verdict=verdict(one.difference, one.high, p, margins.get(one.by)))
-            for one, p in zip(compared, adjusted, strict=True)
+            replace(
+                comparison,
+                adjusted=p,
+                verdict=verdict(comparison.difference, comparison.high, p, margins.get(comparison.by)),
+            )
+            for comparison, p in zip(compared, adjusted, strict=True)
         ]
 
     @cached_property

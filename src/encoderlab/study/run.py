@@ -170,7 +170,7 @@ def record(results: Results) -> dict[str, Any]:
             | (result or {})
             for cell, result in results.cells.items()
         ],
-        "comparisons": [asdict(one) for one in results.comparisons],
+        "comparisons": [asdict(comparison) for comparison in results.comparisons],
         "not_compared": results.not_compared,
         "scaling": [{"arm": arm, "measure": measure, **asdict(law)} for (arm, measure), law in results.scaling.items()],
         "missing": results.missing,

@@ -124,7 +124,7 @@ class TaskCheck(Check):
 
     def raw(self, run: Run, first: int) -> np.ndarray:
         _, outputs = self._outputs(run, first)
-        numbers = [np.ravel(one if isinstance(one, np.ndarray) else one.start_scores) for one in outputs]
+        numbers = [np.ravel(output if isinstance(output, np.ndarray) else output.start_scores) for output in outputs]
         return np.concatenate(numbers)
 
     def agreement(self, before: list[Any], after: list[Any], chosen: np.ndarray) -> float:
@@ -152,7 +152,7 @@ class _TextCheck(Check):
         tokenizer = tokenizer_of(graph.model)
         room = tokenizer.spans(longest, max_length=longest).a
         encoded = tokenizer.encode_batch(list(texts), limit=room)
-        framed = [tokenizer.frame(one.ids, max_length=longest) for one in encoded]
+        framed = [tokenizer.frame(encoding.ids, max_length=longest) for encoding in encoded]
         self.ids, self.segments = [ids.astype(np.int64) for ids, _ in framed], [segments for _, segments in framed]
         self.special, self.size = tokenizer.special, len(framed)
 

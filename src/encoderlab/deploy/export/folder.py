@@ -212,4 +212,4 @@ def _graph_files(
         checked[ARCHIVE] = check.compare(graph, check.traced(program, graph.outputs), longest)
     for name, differences in checked.items():
         say(f"{name}: differs from the model by at most {max(one.largest for one in differences):.1e}")
-    return {name: [asdict(one) for one in differences] for name, differences in checked.items()}
+    return {name: [asdict(difference) for difference in differences] for name, differences in checked.items()}

@@ -360,7 +360,7 @@ class Server:
         parameters = body.parameters or shapes.ClassifyParameters()
         pairs = [[text] for text in _several(body.inputs)]
         classes = await self._classes(pairs, None, timing, request, parameters.function_to_apply)
-        return [one[: parameters.top_k] for one in classes]
+        return [ranked[: parameters.top_k] for ranked in classes]
 
     async def _ranked(self, query: str, texts: Sequence[str], body: Any, timing: Timing, request: Request) -> Any:
         """Indices and scores of texts, the best first."""
@@ -368,7 +368,7 @@ class Server:
             raise Problem(424, "the model is not a re-ranker, which gives one number for two texts", "Backend")
         self._check([query], timing)
         classes = await self._classes([[query, text] for text in texts], body, timing, request, None)
-        scores = [one[0]["score"] for one in classes]
+        scores = [ranked[0]["score"] for ranked in classes]
         return sorted(enumerate(scores), key=lambda one: -one[1])
 
     async def rerank(self, body: shapes.Rerank, timing: Timing, request: Request) -> Any:
@@ -380,7 +380,7 @@ class Server:
 
     async def cohere(self, body: shapes.CohereRerank, timing: Timing, request: Request) -> Any:
         self._check_model(body.model)
-        texts = [one if isinstance(one, str) else one.get("text", "") for one in body.documents]
+        texts = [document if isinstance(document, str) else document.get("text", "") for document in body.documents]
         ranked = (await self._ranked(body.query, texts, None, timing, request))[: body.top_n]
         assert timing.job is not None
         tokens = sum(entry.tokens for entry in timing.job.entries)
@@ -642,11 +642,11 @@ def _groups(
         last = i
     return [
         {
-            "entity_group": one["entity_group"],
-            "score": float(np.mean(one["of"])),
-            "word": text[one["start"] : one["end"]],
-            "start": one["start"],
-            "end": one["end"],
+            "entity_group": group["entity_group"],
+            "score": float(np.mean(group["of"])),
+            "word": text[group["start"] : group["end"]],
+            "start": group["start"],
+            "end": group["end"],
         }
-        for one in groups
+        for group in groups
     ]

@@ -238,6 +238,6 @@ def _finish(job: PendingRequest) -> None:
         return
     errors = [entry.result for entry in job.entries if isinstance(entry.result, Exception)]
     if errors:
-        job.future.set_exception(next((one for one in errors if not isinstance(one, Late)), errors[0]))
+        job.future.set_exception(next((error for error in errors if not isinstance(error, Late)), errors[0]))
     else:
         job.future.set_result([entry.result for entry in job.entries])

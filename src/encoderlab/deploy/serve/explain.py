@@ -109,7 +109,7 @@ class Explainer:
         outputs = self.graph(**inputs)
         real = inputs["attention_mask"] > 0
         return torch.stack(
-            [self._number([one[i] for one in outputs], real[i], target) for i, target in enumerate(targets)]
+            [self._number([output[i] for output in outputs], real[i], target) for i, target in enumerate(targets)]
         )
 
     def _number(self, outputs: Sequence[Tensor], real: Tensor, target: Target) -> Tensor:

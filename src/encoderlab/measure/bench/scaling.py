@@ -253,7 +253,7 @@ def _measure(world: int, work: ScalingWork, group: Any) -> dict[str, Any]:
     wire.close()
     update = statistics.median(update for _, update in local)
     computed = statistics.median(seconds for seconds, _ in local) - update
-    filled = [(statistics.median(one[i][0] for one in buckets), size) for i, (_, size) in enumerate(buckets[0])]
+    filled = [(statistics.median(bucket[i][0] for bucket in buckets), size) for i, (_, size) in enumerate(buckets[0])]
     exchanges = [(4 * size, _seconds_of_exchange(size, group)) for size in SIZES]
     return {"step": statistics.median(whole), "local": Step(filled, computed, update), "exchanges": exchanges}
 

@@ -2,7 +2,7 @@
 
 :mod:`.cpu`: C++, for float32 and bfloat16 where a compiler is present (see :mod:`.build`). :mod:`.gpu`: Triton, for
 float32, bfloat16 and float16 where it is installed. :mod:`.plain`: torch, for everything else and for export. All
-compute the same formulas with the same dropout masks.
+compute the same formulas with the same dropout masks, those of :func:`encoderlab.nn.noise.kept`.
 """
 
 from __future__ import annotations

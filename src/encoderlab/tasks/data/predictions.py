@@ -432,4 +432,7 @@ def _in_scheme(path: Path, task: Task, sentences: Sequence[TaggedWords]) -> list
         raise DataError(f"{path}: {error}") from None
     if detected == scheme:
         return list(sentences)
-    return [replace(one, tags=tuple(write_tags(entities(one.tags or ()), len(one.words), scheme))) for one in sentences]
+    return [
+        replace(sentence, tags=tuple(write_tags(entities(sentence.tags or ()), len(sentence.words), scheme)))
+        for sentence in sentences
+    ]

@@ -416,7 +416,7 @@ class SpanForm(Form):
 
         def mean(scores: Sequence[Tensor], allowed: Tensor) -> Tensor:
             if form != "independent":  # only as log-probabilities are scores of ends comparable between starts
-                scores = [one - one.logsumexp(-1, keepdim=True) for one in scores]
+                scores = [score - score.logsumexp(-1, keepdim=True) for score in scores]
             return torch.where(allowed, torch.stack(tuple(scores)).mean(0), -torch.inf)
 
         starts = [windows.starts() for windows in every]

@@ -195,7 +195,10 @@ class TaggingForm(Form):
     def items(self, examples: Sequence[Example], *, train: bool = False) -> list[Item]:
         sentences = [example for example in examples if isinstance(example, TaggedWords)]
         # Within its document a sentence follows a space, which byte-level BPE makes part of its first word.
-        shown = [("", *one.words) if self._goes_on(sentences, n) else one.words for n, one in enumerate(sentences)]
+        shown = [
+            ("", *sentence.words) if self._goes_on(sentences, n) else sentence.words
+            for n, sentence in enumerate(sentences)
+        ]
         encodings = self.tokenizer.encode_batch([" ".join(words) for words in shown])
         room = self.settings.max_length - 2
         if room < 1:

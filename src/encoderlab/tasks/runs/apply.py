@@ -79,7 +79,7 @@ def allow_no_answer(
 
     ``places`` are the folders of ``members``.
     """
-    if task.answers != "squad" or not any(one.reference == () for one in examples):
+    if task.answers != "squad" or not any(example.reference == () for example in examples):
         return
     for place, member in zip(places, members, strict=True):
         if read_task(best_seed(place, silent)) is None and member.form.allow_no_answer():

@@ -107,7 +107,7 @@ def tune(
     tried: list[dict[str, Any]] = []
     while len(tried) < search.trials:
         asked = [study.ask() for _ in range(min(ROUND if tried else STARTUP, search.trials - len(tried)))]
-        points = [{name: _suggest(one, name, values) for name, values in search.space.items()} for one in asked]
+        points = [{name: _suggest(trial, name, values) for name, values in search.space.items()} for trial in asked]
         by_folder = {folder_name(point): point for point in points}  # one may be drawn twice
         results = yield [
             runs.attempt(at_point(base, point, where="--tune"), seen, folder, f"{task.name}: {describe(point)}")
