@@ -1,6 +1,6 @@
 """How much faster our network predicts with its matrices in 8 bits.
 
-    python -m benchmarks.int8 [--layers 12] [--width 256] [--turns 15]
+    python -m benchmarks.int8 [--layers 12] [--width 256] [--turns 15] [--shapes mixed]
 
 Prints the processor time of one thread for a forward pass in fp32 and in int8, in turns in one process, for rows of 32
 and of 128 tokens and for the batches of texts of mixed lengths, the ratio with its range over turns, and what the
@@ -62,6 +62,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("--shapes", nargs="+", choices=[*SHAPES, "mixed"], default=[*SHAPES, "mixed"])
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     kernels.keep_memory()
@@ -72,7 +73,8 @@ def main() -> None:
     quantise(small.encoder.blocks)
     store_by_columns(columns)
     print(f"{arguments.name}, {arguments.layers} x {width}; instructions for 8 bits: {fast()}")
-    for title, batches in {**SHAPES, "mixed": mixed()}.items():
+    for title in arguments.shapes:
+        batches = mixed() if title == "mixed" else SHAPES[title]
         given: list[Tensor] = [torch.randint(10, 500, batch) for batch in batches]
 
         def run(model: Any, given: list[Tensor] = given) -> None:
