@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -112,3 +113,21 @@ def test_f1_of_multirc_is_that_of_its_script(pairs):
     recall = both / sum(gold) if sum(gold) else 1.0
     expected = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
     assert metrics.f1(gold, predicted, positive=True, undefined=1.0) == pytest.approx(expected)
+
+
+@given(labelled, st.data())
+def test_classes_that_are_not_finite_count_as_wrong(pair, data):
+    """As predictions of a class that the gold labels lack."""
+    gold, predicted = pair[0].astype(float), pair[1].astype(float)
+    at = data.draw(st.integers(0, len(gold) - 1))
+    value = data.draw(st.sampled_from([np.nan, np.inf, -np.inf]))
+    strange, other = np.where(np.arange(len(gold)) == at, [[value], [9.0]], predicted)
+    measures = [metrics.accuracy, metrics.f1, metrics.matthews]
+    measures += [partial(metrics.f1, average=average) for average in ("macro", "micro")]
+    measures += [partial(metrics.grouped_exact, groups=np.arange(len(gold)) // 2)]
+    for measure in measures:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            expected = measure(gold, other)
+        with pytest.warns(metrics.MetricWarning, match=f"1 of {len(gold)} predictions are not finite .first: number "):
+            assert measure(gold, strange) == expected

@@ -25,7 +25,7 @@ class MetricWarning(UserWarning):
 
 def accuracy(gold: Labels, predicted: Labels) -> float:
     """Share of equal entries."""
-    gold, predicted = _pair(gold, predicted)
+    gold, predicted = _labels(gold, predicted)
     return float(np.mean(gold == predicted))
 
 
@@ -47,7 +47,7 @@ def f1(
             A class that occurs in neither counts 0: a label that is never seen lowers the mean instead of leaving it.
         undefined: the F1 of a class that occurs in neither, if an official script does not count it as 0.
     """
-    gold, predicted = _pair(gold, predicted)
+    gold, predicted = _labels(gold, predicted)
     seen = np.union1d(gold, predicted)
     classes = [positive] if average == "binary" else list(seen if labels is None else labels)
     counts = np.array([_counts(gold, predicted, label) for label in classes], dtype=float).reshape(-1, 3)
@@ -101,7 +101,7 @@ def matthews(gold: Labels, predicted: Labels) -> float:
     """Matthews correlation, for any number of classes (R_K of Gorodkin, 2004); 0 where gold or predicted is
     constant.
     """
-    gold, predicted = _pair(gold, predicted)
+    gold, predicted = _labels(gold, predicted)
     classes = np.union1d(gold, predicted)
     table = np.zeros((len(classes), len(classes)))
     np.add.at(table, (np.searchsorted(classes, gold), np.searchsorted(classes, predicted)), 1)
@@ -146,7 +146,7 @@ def ranks(values: Labels) -> np.ndarray:
 
 def grouped_exact(gold: Labels, predicted: Labels, groups: Labels) -> float:
     """MultiRC's exact match (Khashabi et al., 2018): share of questions with all answer options judged correctly."""
-    gold, predicted = _pair(gold, predicted)
+    gold, predicted = _labels(gold, predicted)
     _, group = np.unique(np.asarray(groups), return_inverse=True)
     wrong = np.bincount(group, weights=gold != predicted)
     return float(np.mean(wrong == 0))
@@ -178,6 +178,18 @@ def _all_finite(gold: np.ndarray, predicted: np.ndarray) -> bool:
             _warn(f"{wrong:,} of {len(values):,} {name} are not finite (first: number {first}): their scores are NaN")
             return False
     return True
+
+
+def _labels(gold: Labels, predicted: Labels) -> tuple[np.ndarray, np.ndarray]:
+    """As :func:`_pair`, of classes: numbers that are not finite are predictions of no class, which a warning counts."""
+    gold, predicted = _pair(gold, predicted)
+    if predicted.dtype.kind == "f" and (wrong := ~np.isfinite(predicted)).any():
+        _warn(
+            f"{wrong.sum():,} of {len(wrong):,} predictions are not finite (first: number {wrong.argmax() + 1}): "
+            "they count as wrong"
+        )
+        predicted = np.where(wrong, np.inf, predicted)  # NaN is unequal to itself, which a class may not be
+    return gold, predicted
 
 
 def _pair(gold: Labels, predicted: Labels) -> tuple[np.ndarray, np.ndarray]:
