@@ -220,3 +220,10 @@ def test_files_have_the_mode_of_the_umask(mask: int, tmp_path: Path) -> None:
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(written) == 12
     assert {oct(stat.S_IMODE(path.stat().st_mode)) for path in written} == {oct(0o666 & ~mask)}
+
+
+def test_one_function_writes_weights() -> None:
+    """The library's own gives its files narrower permissions, and opens no path that is not UTF-8."""
+    source = Path(files.__file__).parents[1]
+    calls = {path.relative_to(source).as_posix() for path in source.rglob("*.py") if "save_file(" in path.read_text()}
+    assert calls == {"interchange/files.py"}

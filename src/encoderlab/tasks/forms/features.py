@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
@@ -29,6 +28,7 @@ from encoderlab.config import Bounded, Count, Natural
 from encoderlab.errors import ConfigError
 from encoderlab.files import sha256
 from encoderlab.interchange import folder as folders
+from encoderlab.interchange.files import write_weights
 from encoderlab.model import Model
 from encoderlab.nn.encoder import Chosen, States
 from encoderlab.nn.heads import Classification, ClassificationHead, Tagging, TaggingHead, TaskHead
@@ -235,4 +235,4 @@ class FrozenModel(nn.Module):
     def save(self, folder: Path) -> None:
         """Write the trained part; it can only predict from the activations in its run folder."""
         weights = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
-        folders.write_whole(folder, lambda aside: safetensors.torch.save_file(weights, aside / HEAD_FILE))
+        folders.write_whole(folder, lambda aside: write_weights(aside / HEAD_FILE, weights))
