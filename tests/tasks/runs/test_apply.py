@@ -510,3 +510,14 @@ def test_a_dry_run_counts_labels_and_tokens_and_trains_nothing(tmp_path, tiny, c
     assert train["examples"] == 40 and train["labels"] == {"no": 30, "yes": 10} and train["cut"] == 1
     assert train["tokens"] == {"median": 4, "95%": 5, "longest": 63} and found["data"]["a"]["dev"] == train
     assert "nothing is trained" in said and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("kind", ["single", "number", "several", "tagged", "question", "choice"])
+def test_outputs_that_are_nan_are_said(kind, tmp_path, caplog):
+    task, splits = ready(kind)
+    predictor = predictor_of(saved(task, tmp_path / "model"))
+    for name, weight in predictor.model.named_parameters():
+        if "qkv" in name:
+            weight.data.mul_(1e25)  # finite, but the scores of attention are not
+    predictor.predict(splits["dev"].examples)
+    assert "outputs of the model are NaN: their predictions mean nothing" in caplog.text

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import hashlib
 import json
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -24,6 +25,8 @@ from encoderlab.tasks.forms.base import FormSettings, Network, Predictions
 from encoderlab.tasks.forms.batching import Item, TaskBatch, sorted_batches
 from encoderlab.tasks.forms.objective import TaskObjective, form_of
 from encoderlab.tasks.forms.table import FORMS
+
+log = logging.getLogger(__name__)
 
 # Number of examples of a file that are predicted together. It limits the memory and the loss by an interruption.
 # Sentences that are read with their document need larger chunks, because they see less of the document at the end of a
@@ -85,7 +88,15 @@ def _outputs(
             assert isinstance(moved, TaskBatch)
             for number, output in zip(numbers, of_batch(moved), strict=True):
                 outputs[number] = output
+    if wrong := sum(map(_has_nan, outputs)):
+        log.warning("%s of %s outputs of the model are NaN: their predictions mean nothing", f"{wrong:,}", len(outputs))
     return outputs
+
+
+def _has_nan(output: Any) -> bool:
+    """Whether a form's output, an array or a dataclass of arrays, has a score that is NaN."""
+    parts = dataclasses.astuple(output) if dataclasses.is_dataclass(output) else (output,)
+    return any(bool(np.isnan(part).any()) for part in parts)
 
 
 def predict_ensemble(
