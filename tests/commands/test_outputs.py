@@ -200,3 +200,46 @@ def test_a_folder_of_the_user_stays_though_nothing_is_written(tmp_path) -> None:
         with held_folder(out):
             assert out.is_dir()
         assert out.is_dir() == made
+
+
+PRINTING = {
+    "predict": ["classifier", "the cat"],
+    "encode": ["classifier", "the cat"],
+    "fill-mask": ["run", "the [MASK] ran"],
+    "evaluate": ["tuned", "reviews.csv"],
+    "describe": ["run"],
+    "doctor": ["run"],
+    "report": ["run", "--out", "OUT"],
+    "convert": ["run", "OUT"],
+    "minimal-pairs": ["run", "pairs.txt"],
+    "inspect": ["run", "the cat", "--out", "OUT"],
+    "prune": ["run", "OUT", "--heads", "0.5", "--on", "text.txt"],
+    "corpus build": ["text.txt", "--out", "OUT", "--vocab-size", "40"],
+    "corpus inspect": ["corpus"],
+    "pretrain": [
+        "bert-tiny", "--corpus", "corpus", "--out", "OUT", "--steps", "1", "--set", "phases=[{length: 16, rows: 4}]",
+    ],
+    "finetune": ["reviews.csv", "--model", "run", "--out", "OUT", "--seeds", "1", "--epochs", "1"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("json_too", [False, True])
+@pytest.mark.parametrize("verb", PRINTING)
+def test_a_full_or_closed_standard_output_is_no_bug_of_any_verb(
+    verb, json_too, place, tmp_path, monkeypatch, capsys
+) -> None:
+    monkeypatch.chdir(place)
+    words = [word.replace("OUT", str(tmp_path / "out")) for word in PRINTING[verb]] + ["--json"] * json_too
+    for code in (3, 141):
+        if code == 3:
+            stream = open("/dev/full", "w")  # noqa: SIM115 (replaced below)
+        else:
+            reader, writer = os.pipe()
+            os.close(reader)
+            stream = open(writer, "w")  # noqa: SIM115
+        monkeypatch.setattr(sys, "stdout", stream)
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        assert cli.main([*verb.split(), *words]) == code
+        said = capsys.readouterr().err
+        assert "Traceback" not in said and "bug" not in said and ("error: " in said) == (code == 3), said
+        (tmp_path / "out").unlink() if (tmp_path / "out").is_file() else None
