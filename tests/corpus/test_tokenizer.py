@@ -210,7 +210,7 @@ def test_vocab_json_with_merges_in_the_layouts_of_roberta_and_deberta(tmp_path: 
         ({"vocab__txt": ""}, "empty"),
         ({"vocab__txt": "[PAD]\n[UNK]\n[CLS]\n[SEP]\nthe\n"}, r"lacks \[MASK\], .* \(a line each in vocab.txt\)"),
         ({"vocab__json": "{"}, "not valid JSON"),
-        ({"vocab__json": "[1]"}, "holds list"),
+        ({"vocab__json": "[1]"}, "contains list"),
         ({"vocab__json": {"a": "b"}, "merges__txt": ""}, "expected a mapping of tokens to ids"),
         ({"vocab__json": {"a": 0, "b": 5000}, "merges__txt": ""}, "4999 ids of 5001 have no token"),
         ({"vocab__json": {"a": 0}}, "merges.txt is missing"),
