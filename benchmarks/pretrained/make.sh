@@ -14,8 +14,8 @@ PYTHON=${PYTHON:-.venv/bin/python}
 export PYTHONPATH=$PWD/src OMP_NUM_THREADS=${THREADS:-1}
 encoderlab() { "$PYTHON" -m encoderlab "$@"; }
 case $name in
-    small-en) language=en precision=fp32 text=(benchmarks.studies.text "$DATA/pretrain_en") ;;
-    small-zh) language=zh precision=bf16 text=(benchmarks.pretrained.text_zh "$DATA/pretrain_zh" "${ARTICLES:-}") ;;
+    small-en) language=en first=4e14 second=2e14 text=(benchmarks.studies.text "$DATA/pretrain_en") ;;
+    small-zh) language=zh first=1.7e14 second=0.8e14 text=(benchmarks.pretrained.text_zh "$DATA/pretrain_zh" "${ARTICLES:-}") ;;
     *) echo "$name: expected small-en or small-zh" >&2; exit 2 ;;
 esac
 if [ ! -e runs/corpora/$language ]; then
@@ -23,8 +23,7 @@ if [ ! -e runs/corpora/$language ]; then
     encoderlab corpus build runs/text/$language --out runs/corpora/$language --tokenizer wordpiece --cased \
         --vocab-size 8192 --validation 0.01
 fi
-encoderlab pretrain modernbert-mini --corpus runs/corpora/$language --out "runs/$name-first" --flops 1.7e14 \
-    --config $here/common.yaml --config $here/first.yaml --set precision=$precision
-encoderlab pretrain modernbert-mini --corpus runs/corpora/$language --out "runs/$name" --flops 0.8e14 \
-    --config $here/common.yaml --config $here/second.yaml --set precision=$precision \
-    --init-from "runs/$name-first/model"
+encoderlab pretrain modernbert-mini --corpus runs/corpora/$language --out "runs/$name-first" --flops $first \
+    --config $here/common.yaml --config $here/first.yaml
+encoderlab pretrain modernbert-mini --corpus runs/corpora/$language --out "runs/$name" --flops $second \
+    --config $here/common.yaml --config $here/second.yaml --init-from "runs/$name-first/model"
