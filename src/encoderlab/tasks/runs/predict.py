@@ -95,7 +95,8 @@ def _outputs(
 
 def _has_nan(output: Any) -> bool:
     """Whether a form's output, an array or a dataclass of arrays, has a score that is NaN."""
-    parts = dataclasses.astuple(output) if dataclasses.is_dataclass(output) else (output,)
+    holds_arrays = dataclasses.is_dataclass(output) and not isinstance(output, type)
+    parts = dataclasses.astuple(output) if holds_arrays else (output,)
     return any(bool(np.isnan(part).any()) for part in parts)
 
 
