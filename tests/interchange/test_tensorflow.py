@@ -237,7 +237,7 @@ def test_an_electra_that_is_one_network(heads: str, tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("kind", ["two", "untied", "both", "detection"])
-@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_weight_of_an_electra_is_dropped_in_silence(
     kind: str, tmp_path: Path, monkeypatch: Any, caplog: Any, data: st.DataObject

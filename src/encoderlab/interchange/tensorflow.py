@@ -46,7 +46,7 @@ def read(path: Path, *, allow_missing: bool = False) -> Models:
     weights = [name for name in checkpoint if not any(pattern.search(name) for pattern in skipped)]
     tensors = {name: torch.from_numpy(checkpoint.read(name)) for name in weights}
     source = checkpoint.index_path
-    if "electra/embeddings/word_embeddings" in tensors:
+    if any(name.startswith("electra/") for name in tensors):
         return _read_electra(tensors, source, allow_missing=allow_missing)
     made = partial(assemble, source=source, allow_missing=allow_missing)
     tensors = {name.removeprefix("module/"): tensor for name, tensor in tensors.items()}  # TF-Hub's scope
