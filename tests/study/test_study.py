@@ -110,6 +110,15 @@ def test_trials_come_first_and_every_arm_has_as_many(whole: tuple[dict[str, Any]
     assert not found["missing"] and not found["failed"]
 
 
+def test_a_smaller_budget_is_tuned_and_compared_before_a_larger_one_begins(place: Path) -> None:
+    plan = StudyPlan.read(written(place, budget={"steps": [2, 4]}))
+    executor = InProcess(most=8)  # two trials and two seeds of each arm
+    results = run(plan, place / "budgets", executor)
+    assert [name.split("/")[0] for name in executor.done] == ["trials"] * 4 + ["cells"] * 4
+    assert all("/steps-2/" in name for name in executor.done)
+    assert {comparison.amount for comparison in results.comparisons} == {2}
+
+
 def test_cells_are_ordinary_runs_that_differ_in_what_the_file_says(
     place: Path, whole: tuple[dict[str, Any], str, list[str]]
 ) -> None:

@@ -139,7 +139,7 @@ class StudyPlan:
         ]
 
     def cells(self, chosen: Mapping[tuple[str, float], float | None]) -> list[Cell]:
-        """The runs that are compared, with the values ``chosen`` by arm and budget; seeds in the outer turn, so that a
+        """The runs that are compared, with the values ``chosen`` by arm and budget; arms in the inner turn, so that a
         study that is stopped early has whole comparisons. Arms and budgets without a choice are left out.
         """
         return [

@@ -1,4 +1,4 @@
-"""Run a study: trials first, then the compared runs; finished cells are never run again."""
+"""Run a study: budget by budget, trials first, then the compared runs; finished cells are never run again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Say = Callable[[str], None]
 
 
 def run(plan: StudyPlan, out: Path, execute: Execute, *, retry: bool = False, say: Say = lambda line: None) -> Results:
-    """Run the missing cells in the folder ``out``, and return all results so far.
+    """Run the missing cells in the folder ``out``, the smallest budget first, and return all results so far.
 
     A failed cell is marked, and the others continue; ``retry`` runs failed cells again. Cells that were stopped, or not
     started before time was up, are missing from the results; the same call continues them bit for bit.
@@ -30,33 +30,45 @@ def run(plan: StudyPlan, out: Path, execute: Execute, *, retry: bool = False, sa
     Raises:
         ConfigError: ``out`` has the result of a cell with other settings.
     """
-    trials = _run(plan, plan.trials, out, execute, retry=retry, say=say)
+    trials: dict[str, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
     chosen: dict[tuple[str, float], float | None] = {}
     tried: dict[tuple[str, float], list[tuple[float, float | None]]] = {}
-    for cell in plan.trials:
-        result = trials.get(cell.name)
-        if result is not None:
-            assert cell.trial is not None
-            tried.setdefault((cell.arm, cell.amount), []).append((cell.trial, result.get("total_loss")))
-    for key in plan.places:
-        if plan.study.tune is None:
-            chosen[key] = None
-        elif len(tried.get(key, ())) == len(plan.study.tune.factors):
-            finished = [(loss, value) for value, loss in tried[key] if loss is not None and math.isfinite(loss)]
-            if finished:
-                chosen[key] = min(finished)[1]
-            else:
-                say(f"{key[0]} at {key[1]:g} {plan.study.unit}: every trial failed, so nothing can be compared")
-    cells = plan.cells(chosen)
-    tuned = all(cell.name in trials for cell in plan.trials)
-    results_by_cell = _run(plan, cells, out, execute, retry=retry, say=say) if tuned else {}
+    for amount in plan.study.amounts:
+        tests = [cell for cell in plan.trials if cell.amount == amount]
+        trials |= _run(plan, tests, out, execute, retry=retry, say=say)
+        for cell in tests:
+            if cell.name in trials:
+                assert cell.trial is not None
+                tried.setdefault((cell.arm, amount), []).append((cell.trial, trials[cell.name].get("total_loss")))
+        here = _choose(plan, amount, tried, say)
+        chosen |= here
+        if all(cell.name in trials for cell in tests):
+            results |= _run(plan, plan.cells(here), out, execute, retry=retry, say=say)
     return Results(
         plan=plan,
         chosen=chosen,
         tried=tried,
-        cells={cell: results_by_cell.get(cell.name) for cell in cells},
+        cells={cell: results.get(cell.name) for cell in plan.cells(chosen)},
         trials=trials,
     )
+
+
+def _choose(
+    plan: StudyPlan, amount: float, tried: dict[tuple[str, float], list[tuple[float, float | None]]], say: Say
+) -> dict[tuple[str, float], float | None]:
+    """The best value of the tuned field for every arm whose trials at a budget are done."""
+    chosen: dict[tuple[str, float], float | None] = {}
+    for arm in plan.arms:
+        if plan.study.tune is None:
+            chosen[arm, amount] = None
+        elif len(tried.get((arm, amount), ())) == len(plan.study.tune.factors):
+            finished = [(loss, value) for value, loss in tried[arm, amount] if loss is not None and math.isfinite(loss)]
+            if finished:
+                chosen[arm, amount] = min(finished)[1]
+            else:
+                say(f"{arm} at {amount:g} {plan.study.unit}: every trial failed, so nothing can be compared")
+    return chosen
 
 
 def _run(
