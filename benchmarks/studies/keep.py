@@ -23,7 +23,7 @@ def keep(out: Path, found: Path) -> int:
         kept = {name: spec[name] for name in ("recipe", "measures", "threads")}
         for place in (found / "specs" / cell, found / "results" / cell):
             place.parent.mkdir(parents=True, exist_ok=True)
-        write_record(found / "specs" / cell, {**kept, "corpus": {"sha256": spec["corpus"]["sha256"]}})
+        write_record(found / "specs" / cell, {**kept, "corpus": {"content": spec["corpus"]["content"]}})
         write_record(found / "results" / cell, read_record(path))
     summary = out / "results.json"
     if summary.is_file():

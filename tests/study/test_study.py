@@ -208,9 +208,11 @@ def test_other_settings_in_the_same_folder_are_refused(place: Path) -> None:
 def test_results_count_in_another_place(
     place: Path, whole: tuple[dict[str, Any], str, list[str]], tmp_path: Path
 ) -> None:
-    """Results and specs are enough, without the runs, also where corpus and data lie elsewhere."""
+    """Results and specs are enough, without the runs, also where the corpus was built again and the data lie elsewhere."""
     there = tmp_path / "there"
-    shutil.copytree(place / "corpus", there / "corpus")
+    shutil.copytree(place / "text", there / "text")
+    sizes = ["--vocab-size", "500", "--workers", "1"]
+    assert main(["corpus", "build", str(there / "text"), "--out", str(there / "corpus"), *sizes]) == 0
     shutil.copy(place / "pairs.txt", there)
     for name in ("results", "specs"):
         shutil.copytree(place / "whole" / name, there / "whole" / name)

@@ -116,6 +116,12 @@ class Manifest:
         shards = (shard for name, its in self.splits.items() if split in (None, name) for shard in its.shards)
         return [self.counts, *tokenizer, *shards]
 
+    @property
+    def content(self) -> str:
+        """SHA-256 of what a model reads, tokens and tokenizer: the same wherever and by whichever version it was built."""
+        shards = {name: [shard.sha256 for shard in split.shards] for name, split in self.splits.items()}
+        return digest({"tokenizer": self.tokenizer and self.tokenizer.hash, "shards": shards})
+
 
 def split_record(shards: tuple[ShardRecord, ...] | list[ShardRecord]) -> SplitRecord:
     """What the manifest says of one split."""

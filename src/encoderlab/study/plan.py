@@ -10,7 +10,6 @@ from typing import Any
 
 from encoderlab import recipes
 from encoderlab.config import flatten, override, to_dict
-from encoderlab.corpus.manifest import MANIFEST, file_hash
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
@@ -233,7 +232,7 @@ class StudyPlan:
     def fairness(self) -> list[str]:
         """Lines that say what is equal for all arms and what differs."""
         study = self.study
-        corpora = {file_hash(self.corpus(arm) / MANIFEST) for arm in self.arms}
+        corpora = {Corpus(self.corpus(arm)).manifest.content for arm in self.arms}
         formats = {self.recipe(arm, study.amounts[0], 1).rows.kind for arm in self.arms}
         same = "The same documents for every arm, in the same order for the same seed"
         remarks = [

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from encoderlab.config import from_dict, to_dict
-from encoderlab.corpus.manifest import MANIFEST, file_hash
 from encoderlab.corpus.sealed import Damaged, read_record, write_record
+from encoderlab.corpus.shards import Corpus
 from encoderlab.errors import ConfigError
 from encoderlab.execution.local import Ended, Execute, Job
 from encoderlab.study.plan import Cell, StudyPlan
@@ -118,7 +118,7 @@ def _spec(plan: StudyPlan, cell: Cell, out: Path) -> dict[str, Any]:
     """The input of a cell's process; trials measure only the held-out loss."""
     return {
         "recipe": to_dict(cell.recipe),
-        "corpus": {"path": str(cell.corpus.resolve()), "sha256": file_hash(cell.corpus / MANIFEST)},
+        "corpus": {"path": str(cell.corpus.resolve()), "content": Corpus(cell.corpus).manifest.content},
         "run": str((out / cell.name).resolve()),
         "tasks": str((out / "tasks" / cell.name).resolve()),
         "measures": [] if cell.trial is not None else [to_dict(measure) for measure in plan.study.measures],
@@ -143,7 +143,7 @@ def _known(path: Path, result: Path, spec: dict[str, Any], cell: Cell) -> dict[s
     except FileNotFoundError:
         raise Damaged(path, "missing") from None
     for one in (known, asked):
-        one["corpus"] = one["corpus"]["sha256"]
+        one["corpus"] = one["corpus"].get("content")
         one["recipe"] = to_dict(from_dict(Recipe, one["recipe"]))  # an earlier version wrote other fields
     for key in ("recipe", "corpus", "threads"):
         if known[key] != asked[key]:
