@@ -208,7 +208,7 @@ def test_other_settings_in_the_same_folder_are_refused(place: Path) -> None:
 def test_results_count_in_another_place(
     place: Path, whole: tuple[dict[str, Any], str, list[str]], tmp_path: Path
 ) -> None:
-    """Results and specs are enough, without the runs, also where the corpus was built again and the data lie elsewhere."""
+    """Results and specs are enough, without the runs, also where the corpus was built again."""
     there = tmp_path / "there"
     shutil.copytree(place / "text", there / "text")
     sizes = ["--vocab-size", "500", "--workers", "1"]

@@ -118,7 +118,7 @@ class Manifest:
 
     @property
     def content(self) -> str:
-        """SHA-256 of what a model reads, tokens and tokenizer: the same wherever and by whichever version it was built."""
+        """SHA-256 of what a model reads, tokens and tokenizer: the same wherever the corpus was built."""
         shards = {name: [shard.sha256 for shard in split.shards] for name, split in self.splits.items()}
         return digest({"tokenizer": self.tokenizer and self.tokenizer.hash, "shards": shards})
 
