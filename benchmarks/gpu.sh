@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # What runs on a GPU, proven and timed: everything is written below OUT, a log and a JSON file for each part.
 #
-#     OUT=gpu CORPUS=corpora/en DATA=data bash benchmarks/gpu.sh [tests|speed|predict|kernels|run ...]
+#     OUT=gpu CORPUS=corpora/en DATA=data bash benchmarks/gpu.sh [tests|speed|predict|kernels|run|studies ...]
 #
 # Without a word all parts run, each within its MINUTES, so that a part that hangs does not cost the others. CORPUS is a
-# corpus folder, by default one that is built of python:stdlib; DATA holds glue/ and ner/ for the last part, which is left
-# out without it. SMALL=1 tries every command with the smallest sizes, on a CPU too. PYTHON names the interpreter.
+# corpus folder, by default one that is built of python:stdlib; DATA holds glue/ and ner/ for the part run, and pretrain_en/
+# and pairs/ as well for the studies; both are left out without it. What the studies found is OUT/found.tar.gz, to be
+# unpacked here. SMALL=1 tries every command with the smallest sizes, on a CPU too. PYTHON names the interpreter.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
@@ -15,6 +16,7 @@ SMALL=${SMALL:-}
 FAMILIES=${FAMILIES:-bert roberta albert distilbert electra convbert deberta-v1 deberta-v2 deberta-v3 xlnet}
 RUN_MINUTES=${RUN_MINUTES:-10}
 RUN_RECIPES=${RUN_RECIPES:-electra-small}
+STUDY_MINUTES=${STUDY_MINUTES:-9}
 export PYTHONPATH=$PWD/src PYTHONUNBUFFERED=1 CI=1
 mkdir -p "$OUT"
 
@@ -130,10 +132,25 @@ run() {
     done
 }
 
+# The claims of the papers, from where benchmarks/studies/found/ stands; cells run side by side on the one GPU.
+studies() {
+    if [ -n "$SMALL" ]; then
+        cat >"$OUT/study.yaml" <<YAML
+{corpus: "$CORPUS", recipe: bert-tiny, budget: {steps: [1, 2]}, seeds: 1, tune: null, arms: {one: null, two: {recipe: electra-tiny}},
+ set: {phases: [{length: 32, rows: 4}], evaluation.rows: 8}}
+YAML
+        part studies 5 lab study "$OUT/study.yaml" --out "$OUT/study" --json
+    elif [ -n "${DATA:-}" ]; then
+        HOURS=$(echo "$STUDY_MINUTES/60" | bc -l) WORKERS=$(nproc) part studies $((STUDY_MINUTES + 2)) \
+            bash benchmarks/studies/run.sh
+        tar czf "$OUT/found.tar.gz" benchmarks/studies/found
+    fi
+}
+
 export PYTHON OUT CORPUS SMALL
 export -f lab resumed
 machine | tee "$OUT/machine.json"
 [ -e "$CORPUS/manifest.json" ] || lab corpus build python:stdlib --out "$CORPUS" --vocab-size 8000 2>"$OUT/corpus.log"
-for word in "${@:-tests speed predict kernels run}"; do
+for word in "${@:-tests speed predict kernels run studies}"; do
     for name in $word; do "$name"; done
 done
