@@ -19,7 +19,9 @@ from encoderlab.corpus.sealed import write_record
 from encoderlab.errors import ConfigError, DataError, Diverged
 from encoderlab.execution.local import Ended, Job
 from encoderlab.files import finite
+from encoderlab.measure.pairs.evaluate import survey
 from encoderlab.study import cell
+from encoderlab.study import plan as plan_module
 from encoderlab.study.file import read
 from encoderlab.study.page import render
 from encoderlab.study.plan import StudyPlan
@@ -273,6 +275,19 @@ def test_a_study_that_cannot_run_is_refused_before_any_work(
 ) -> None:
     with pytest.raises((ConfigError, DataError), match=message):
         StudyPlan.read(written(place, **changes))
+
+
+def test_minimal_pairs_are_read_once_for_arms_with_one_tokenizer(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_for: list[int | None] = []
+
+    def counted(*arguments: Any, longest: int | None) -> None:
+        read_for.append(longest)
+        survey(*arguments, longest=longest)
+
+    monkeypatch.setattr(plan_module, "survey", counted)
+    arms = {"one": None, "two": None, "unbounded": {"recipe": "transformer-xl-tiny"}}
+    StudyPlan.read(written(place, budget={"steps": [2, 4]}, arms=arms))
+    assert len(read_for) == len(set(read_for)) == 2
 
 
 def test_what_varies_is_combined(place: Path) -> None:
