@@ -2,10 +2,10 @@
 
     python -m benchmarks.results --english small-en --chinese small-zh --data DIR --runs DIR --out docs/results.md
 
-``DIR`` is the folder with glue, clue, ner, qa and multiple_choice. Every set has its baselines, and both systems the
-default protocol with one change: the last weights are taken. So nothing is chosen on the development set, and its score
-is that of unseen data. Finished runs are read from ``--runs``: the same command continues after an interruption, and
-the table is written again after every set.
+``DIR`` is the folder with glue, superglue, nli, clue, ner, qa and multiple_choice. Every set has its baselines, and
+both systems the default protocol with one change: the last weights are taken. So nothing is chosen on the development
+set, and its score is that of unseen data. Finished runs are read from ``--runs``: the same command continues after an
+interruption, and the table is written again after every set.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from encoderlab.files import write_text
 from encoderlab.interchange.load import load
 from encoderlab.model import Model, count_parameters
 from encoderlab.tasks.data import suites
+from encoderlab.tasks.data.examples import Split
+from encoderlab.tasks.data.infer import task_of
 from encoderlab.tasks.data.splits import completed, usable_splits
+from encoderlab.tasks.data.task import Task
 from encoderlab.tasks.runs import trials
 from encoderlab.tasks.runs.protocol import Protocol
 from encoderlab.tasks.runs.published import PLAIN
@@ -33,6 +36,7 @@ from encoderlab.tasks.scoring.scores import baselines
 # Where a set lies below the data folder: a folder, or the one file of a set without a training or development part.
 SETS = {
     **dict.fromkeys(("cola", "sst2", "mrpc", "stsb", "wnli", "sick_entailment", "sick_relatedness"), "glue"),
+    **dict.fromkeys(("cb", "copa", "multirc", "wic", "wsc"), "superglue"),
     "conll2003": ".",
     "squad1": "qa",
     "squad2": "qa",
@@ -41,16 +45,39 @@ SETS = {
     **dict.fromkeys(("chnsenticorp", "ocnli", "c3", "cmrc2018", "cluener", "resume", "peoples_daily"), "."),
     "msra": "ner/msra/dev.tsv.gz",
 }
+# Sets that are no benchmark of the package, or have other names of files: their training and development files.
+FILES = {
+    "boolq": ("superglue/BoolQ/train-part.jsonl.gz", "superglue/BoolQ/val-part.jsonl.gz"),
+    **{
+        name: (f"nli/{name}.train.jsonl.gz", f"nli/{name}.valid.jsonl.gz")
+        for name in ("mnli_en", "xnli_en", "mnli_zh", "xnli_zh")
+    },
+}
 COMMENT = "## What this says"
+
+
+def language_of(name: str) -> str:
+    return "zh" if name.endswith("_zh") else "en" if name in FILES else suites.task(name).language
+
+
+def read(name: str, data: Path) -> tuple[Task, dict[str, Split]]:
+    """A set, with its training and development part."""
+    if name in FILES:
+        train, dev = (data / file for file in FILES[name])
+        task = suites.task(name) if name in suites.TASKS else replace(task_of(train)[0], name=name)
+        splits = {"train": task.read([train], "train"), "dev": task.read([dev], "dev")}
+    else:
+        task = suites.task(name)
+        splits = usable_splits(task, data / SETS[name])
+    splits = {part: splits[part] for part in ("train", "dev")}
+    return completed(task, splits["train"]), splits
 
 
 def measure(
     name: str, model: Model, data: Path, runs: Path, plan: Protocol
 ) -> tuple[list[ResultRow], list[ProtocolResult]]:
     """The lines of one set, and what the two systems found."""
-    task = suites.task(name)
-    splits = {part: split for part, split in usable_splits(task, data / SETS[name]).items() if part in ("train", "dev")}
-    task = completed(task, splits["train"])
+    task, splits = read(name, data)
     kept = runs / name / "baselines.json"
     if not kept.exists():
         write_text(kept, json.dumps(baselines(task, splits["train"], splits["dev"])))
@@ -151,7 +178,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--runs", type=Path, required=True, help="folder of the runs, to make or to go on with")
     parser.add_argument("--out", type=Path, required=True, help="Markdown file to write")
-    parser.add_argument("--sets", nargs="+", default=list(SETS), choices=list(SETS), metavar="SET")
+    parser.add_argument("--sets", nargs="+", default=[*SETS, *FILES], choices=[*SETS, *FILES], metavar="SET")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--threads", type=int, default=1)
@@ -166,7 +193,7 @@ def main() -> None:
         block = Block(Path(folder).resolve().name, describe(model), [], [])
         blocks.append(block)
         for name in args.sets:
-            if suites.task(name).language != language:
+            if language_of(name) != language:
                 continue
             rows, outcomes = measure(name, model, args.data, args.runs / block.title, plan)
             block.rows.extend(rows)
