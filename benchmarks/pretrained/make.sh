@@ -14,8 +14,8 @@ PYTHON=${PYTHON:-.venv/bin/python}
 export PYTHONPATH=$PWD/src OMP_NUM_THREADS=${THREADS:-1}
 encoderlab() { "$PYTHON" -m encoderlab "$@"; }
 case $name in
-    small-en) language=en first=4e14 second=2e14 text=(benchmarks.studies.text "$DATA/pretrain_en") ;;
-    small-zh) language=zh first=1.7e14 second=0.8e14 text=(benchmarks.pretrained.text_zh "$DATA/pretrain_zh" "${ARTICLES:-}") ;;
+    small-en) language=en first=4e14 second=2e14 third=6e14 text=(benchmarks.studies.text "$DATA/pretrain_en") ;;
+    small-zh) language=zh first=1.7e14 second=0.8e14 third= text=(benchmarks.pretrained.text_zh "$DATA/pretrain_zh" "${ARTICLES:-}") ;;
     *) echo "$name: expected small-en or small-zh" >&2; exit 2 ;;
 esac
 if [ ! -e runs/corpora/$language ]; then
@@ -23,7 +23,18 @@ if [ ! -e runs/corpora/$language ]; then
     encoderlab corpus build runs/text/$language --out runs/corpora/$language --tokenizer wordpiece --cased \
         --vocab-size 8192 --validation 0.01
 fi
-encoderlab pretrain modernbert-mini --corpus runs/corpora/$language --out "runs/$name-first" --flops $first \
-    --config $here/common.yaml --config $here/first.yaml
-encoderlab pretrain modernbert-mini --corpus runs/corpora/$language --out "runs/$name" --flops $second \
-    --config $here/common.yaml --config $here/second.yaml --init-from "runs/$name-first/model"
+# stage RUN CONFIG FLOPS [--init-from MODEL]
+stage() {
+    encoderlab pretrain modernbert-mini --corpus runs/corpora/$language --out "runs/$1" --flops "$3" \
+        --config $here/common.yaml --config "$here/$2.yaml" "${@:4}"
+}
+stage "$name-first" first $first
+if [ -z "$third" ]; then
+    stage "$name" second $second --init-from "runs/$name-first/model"
+else
+    stage "$name-second" second $second --init-from "runs/$name-first/model"
+    # The third stage began a day later, with the weights as they came with the package then: in bfloat16.
+    [ -e "runs/$name-bfloat16" ] || "$PYTHON" -c "import encoderlab, torch
+encoderlab.load('runs/$name-second').to(torch.bfloat16).save('runs/$name-bfloat16')"
+    stage "$name" third $third --init-from "runs/$name-bfloat16"
+fi
