@@ -222,6 +222,15 @@ def test_rows_had_a_length(caplog: pytest.LogCaptureFixture) -> None:
     assert "rows.length has no effect, because each phase sets" in caplog.text
 
 
+def test_the_variant_of_a_head_was_called_form() -> None:
+    """In saved recipes and models, and in ``--set`` of earlier versions."""
+    now = recipe("electra-small")
+    before = to_dict(now)
+    before["model"]["rtd"] = {"form": "deberta"}
+    after = override(now, {"model.rtd.form": "deberta"})
+    assert from_dict(Recipe, before) == after and after.model.rtd.variant == "deberta"
+
+
 # What is refused
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {

@@ -2,7 +2,8 @@
 
 A choice among options is a union of dataclasses, each with a literal field ``kind``; it is written as a dictionary with
 that field. An unknown key or kind is an error that gives the nearest known one. A dataclass may have an attribute
-``retired``, the keys that earlier versions wrote and why they have no effect: reading passes over them.
+``retired``, the keys that earlier versions wrote and why they have no effect: reading passes over them; and
+``renamed``, keys of earlier versions with their names of today.
 """
 
 from __future__ import annotations
@@ -99,6 +100,7 @@ def _read(hint: Any, data: Any, where: str, path: str = "") -> Any:
     hints, values = _field_hints(option), {}
     for key, value in data.items():
         inside = f"{path}.{key}"
+        key = getattr(option, "renamed", {}).get(key, key)
         if key not in hints and key in getattr(option, "retired", ()):
             continue
         if key not in hints:

@@ -350,9 +350,9 @@ def test_entities_stand_where_they_are_in_the_text() -> None:
     assert [word for word, _, _ in words_of(text)] == ["the", "red", "cat", "sat", "我", "是", "."]
 
 
-@pytest.mark.parametrize("form", ["independent", "conditional"])
-def test_answers_stand_in_the_passage(form: Any) -> None:
-    predictor = with_head(Span(form=form), ())
+@pytest.mark.parametrize("variant", ["independent", "conditional"])
+def test_answers_stand_in_the_passage(variant: Any) -> None:
+    predictor = with_head(Span(variant=variant), ())
     passage = "the cat sat on the mat . who is it ?"
     with serving(predictor.model, predictor) as asked:
         status, found, _ = asked("/", {"inputs": {"question": "where ?", "context": passage}})

@@ -123,16 +123,16 @@ def test_adaptive_losses_have_gradients() -> None:
     assert torch.autograd.gradcheck(lambda x: model.lm.losses(x, targets, model.encoder.embeddings), x)
 
 
-@pytest.mark.parametrize("form", ["independent", "conditional", "beam"])
-def test_span_heads_never_choose_a_forbidden_place(form: str) -> None:
+@pytest.mark.parametrize("variant", ["independent", "conditional", "beam"])
+def test_span_heads_never_choose_a_forbidden_place(variant: str) -> None:
     torch.manual_seed(0)
-    head = SpanHead(Span(form=form), 8, 1e-12)
+    head = SpanHead(Span(variant=variant), 8, 1e-12)
     x = torch.randn(2, 5, 8)
     allowed = torch.tensor([[True, False, True, True, False]] * 2)
     starts = head.start_logits(x, allowed)
     ends = head.end_logits(x, allowed, torch.tensor([[0, 2], [3, 0]]))
     assert starts.shape == (2, 5) and ends.shape == (2, 2, 5)
-    if form != "independent":
+    if variant != "independent":
         assert starts[:, [1, 4]].max() < -500 and ends[..., [1, 4]].max() < -500
         assert head.answer_logits(x, x[:, 0], starts).shape == (2,)
 

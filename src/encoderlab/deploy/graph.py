@@ -83,7 +83,7 @@ class Graph(nn.Module):
         self.use = use
         encoder, head = model.config.encoder, model.config.task
         self.reads_segments = encoder.types > 1 or bool(getattr(encoder.position, "segments", False))
-        self.beam = BEAM.get(head.form) if use == "span" and head is not None and head.kind == "span" else None
+        self.beam = BEAM.get(head.variant) if use == "span" and head is not None and head.kind == "span" else None
         self.summary_last = encoder.causal or tokenizer_of(model).framing == "xlnet"
         self.mask_id = tokenizer_of(model).special.mask
 

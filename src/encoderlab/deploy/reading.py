@@ -82,7 +82,7 @@ class TaskReader:
     def _allowed(self, sequence: Encoded) -> np.ndarray:
         """Where an answer may start or end; ALBERT's code forbids the last separator, which ELECTRA's allows."""
         allowed = np.array(sequence.marks["allowed"], bool)
-        if getattr(self.model.config.task, "form", "") == "beam" and not self._last:
+        if getattr(self.model.config.task, "variant", "") == "beam" and not self._last:
             allowed[-1] = False
         return allowed
 

@@ -140,7 +140,7 @@ def read_task(data: dict[str, Any], source: str, model_type: str, config: ModelC
             labels=len(labels), dropout=_dropout(fields, field, usual), prediction=_prediction(fields, model_type)
         )
     elif kind == "QuestionAnswering" and model_type == "xlnet":
-        head = Span(form="beam", dropout=fields.number("dropout", 0.1))
+        head = Span(variant="beam", dropout=fields.number("dropout", 0.1))
     elif kind in ("QuestionAnswering", "QuestionAnsweringSimple") and model_type in SEQUENCE:
         field, usual = _answer_dropout(model_type)
         head = Span(dropout=fields.number(field, usual), prediction=_prediction(fields, model_type))
@@ -231,9 +231,9 @@ def write_task(config: ModelConfig, model_type: str) -> tuple[str, dict[str, Any
         fields = _their_prediction(head, model_type) | {_tagging_dropout(model_type)[0]: head.dropout}
         return "ForTokenClassification", _their_labels(labels) | fields
     assert isinstance(head, Span)
-    if head.form == "conditional" or (head.form == "beam" and model_type != "xlnet"):
-        raise DataError(f"a {head.form} answer head has no counterpart for {model_type} in transformers")
-    simple = model_type == "xlnet" and head.form == "independent"
+    if head.variant == "conditional" or (head.variant == "beam" and model_type != "xlnet"):
+        raise DataError(f"a {head.variant} answer head has no counterpart for {model_type} in transformers")
+    simple = model_type == "xlnet" and head.variant == "independent"
     fields = _their_prediction(head, model_type)
     if fields or model_type == "distilbert":
         fields[_answer_dropout(model_type)[0]] = head.dropout
@@ -308,7 +308,7 @@ def task_rules(config: ModelConfig, model_type: str) -> tuple[Rule, ...]:
     if isinstance(head, Tagging):
         return linear("task.out", "classifier")
     if isinstance(head, Span):
-        return BEAM if head.form == "beam" else linear("task.out", "qa_outputs")
+        return BEAM if head.variant == "beam" else linear("task.out", "qa_outputs")
     return ()
 
 

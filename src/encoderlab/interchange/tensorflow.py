@@ -104,7 +104,7 @@ def _xlnet(fields: Fields, tensors: dict[str, Tensor]) -> tuple[ModelConfig, nam
             if name in tensors and tensors[name].ndim == 2:
                 tensors[name] = tensors[name].expand(config.encoder.layers, -1, -1)
     if "start_logits/dense/kernel" in tensors:
-        head = replace(config, task=Span(form="beam", dropout=0.1))
+        head = replace(config, task=Span(variant="beam", dropout=0.1))
         return head, replace(name_table, rules=(*name_table.rules, *name_tables.XLNET_TF_SPAN))
     scorers = [match[1] for name in tensors if (match := XLNET_SCORES.fullmatch(name))]
     if len(scorers) != 1 or "model/sequnece_summary/summary/kernel" not in tensors:

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from encoderlab.config import from_dict
+from encoderlab.config import flatten, from_dict
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import read_json, sha256
 from encoderlab.tasks.runs.folder import SCORE_FILE, analysis_file, read_signed, record_of
 from encoderlab.tasks.runs.trials import folder_name
 from encoderlab.tasks.scoring.analysis import Analysis
 from encoderlab.train.evidence import read_lines
-from encoderlab.train.folder import METRICS, PROVENANCE, RECIPE, flatten
+from encoderlab.train.folder import METRICS, PROVENANCE, RECIPE
 
 PRETRAINED, WITHOUT = "pretrained", "without pretraining"  # the systems of one folder
 SCRATCH = "scratch"  # in it: the protocol of fresh weights

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from encoderlab.config import flatten
 from encoderlab.files import finite, write_text
 from encoderlab.measure.curves import curve_data
 from encoderlab.measure.finetuning import PRETRAINED, WITHOUT, Finetuning, SeedRun, read, tasks_in
@@ -23,7 +24,6 @@ from encoderlab.pages.charts import Chart, Point, Series, chart
 from encoderlab.pages.template import render as fill
 from encoderlab.tasks.scoring.analysis import Mistake
 from encoderlab.train.evidence import is_number
-from encoderlab.train.folder import flatten
 from encoderlab.train.units import duration, quantity
 
 MATRIX = 12  # classes of a confusion matrix; of more, the most frequent confusions are listed

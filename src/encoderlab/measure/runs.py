@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from encoderlab.config import flatten
 from encoderlab.corpus.shards import unigram_entropy
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.measure.report import Metric, Report, Run
 from encoderlab.tensor_files import read_header
 from encoderlab.train.doctor import diagnose
 from encoderlab.train.evidence import is_number, of_lines, read_lines
-from encoderlab.train.folder import flatten
 from encoderlab.train.units import duration, quantity
 
 STRIPS = (

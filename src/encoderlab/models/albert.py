@@ -53,4 +53,4 @@ SIZES = {
     "albert-xxlarge-v2": albert(layers=12, width=4096, heads=64, dropout=0.0),
 }
 
-FAMILY = Family(name="albert", about=__doc__, sizes=SIZES, span=Span(form="beam", dropout=0.1))
+FAMILY = Family(name="albert", about=__doc__, sizes=SIZES, span=Span(variant="beam", dropout=0.1))

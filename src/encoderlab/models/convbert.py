@@ -97,5 +97,5 @@ FAMILY = Family(
     generators=GENERATORS,
     classification=Classification(labels=2, summary="raw", glorot=True),
     tagging=Tagging(labels=2, glorot=True),
-    span=Span(form="conditional"),
+    span=Span(variant="conditional"),
 )

@@ -52,7 +52,7 @@ def deberta(
         family="deberta",
         encoder=encoder,
         lm=None if rtd else LM(),
-        rtd=RTD(form="deberta") if rtd else None,
+        rtd=RTD(variant="deberta") if rtd else None,
         mask_decoder=512 if mask_decoder and not rtd else 0,
     )
 

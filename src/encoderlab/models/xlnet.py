@@ -47,5 +47,5 @@ FAMILY = Family(
     about=__doc__,
     sizes=SIZES,
     classification=Classification(labels=2, summary="dense"),
-    span=Span(form="beam", dropout=0.1),
+    span=Span(variant="beam", dropout=0.1),
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -65,10 +65,11 @@ class RTD:
     """Replaced token detection (Clark et al., 2020): is this token the original? Dense map D -> D, activation,
     dense map to 1.
 
-    ``form``: ``electra`` reads the state h of the token; ``deberta`` reads LayerNorm(h + h_[CLS]).
+    ``variant``: ``electra`` reads the state h of the token; ``deberta`` reads LayerNorm(h + h_[CLS]).
     """
 
-    form: Literal["electra", "deberta"] = "electra"
+    renamed: ClassVar[dict[str, str]] = {"form": "variant"}
+    variant: Literal["electra", "deberta"] = "electra"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,24 +136,25 @@ class Span(Bounded):
     """Start and end of an answer in a text.
 
     Args:
-        form: ``independent`` (BERT) is an affine map D -> 2. ``conditional`` (ELECTRA, ConvBERT) and ``beam`` (XLNet,
-            ALBERT v2) score the end given a start, and whether there is an answer.
-        dropout: rate before the map of form ``independent`` (DistilBERT), or in the answer score of form ``beam``.
-        prediction: a prediction head before the dropout of form ``independent``; None for none.
+        variant: ``independent`` (BERT) is an affine map D -> 2. ``conditional`` (ELECTRA, ConvBERT) and ``beam``
+            (XLNet, ALBERT v2) score the end given a start, and whether there is an answer.
+        dropout: rate before the map of ``independent`` (DistilBERT), or in the answer score of ``beam``.
+        prediction: a prediction head before the dropout of ``independent``; None for none.
 
     Raises:
-        ConfigError: a prediction head with another form than ``independent``.
+        ConfigError: a prediction head with another variant than ``independent``.
     """
 
+    renamed: ClassVar[dict[str, str]] = {"form": "variant"}
     kind: Literal["span"] = "span"
-    form: Literal["independent", "conditional", "beam"] = "independent"
+    variant: Literal["independent", "conditional", "beam"] = "independent"
     dropout: Rate = 0.0
     prediction: Prediction | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.form != "independent" and self.prediction is not None:
-            raise ConfigError(f"answers of form {self.form!r} have no prediction head; set form to independent")
+        if self.variant != "independent" and self.prediction is not None:
+            raise ConfigError(f"variant {self.variant!r} has no prediction head; set variant to independent")
 
 
 TaskHead = Classification | Tagging | Span
@@ -307,13 +309,13 @@ class PoolerHead(nn.Module):
 class RTDHead(nn.Module):
     """Logit that a token was replaced: (S, D) -> (S,).
 
-    ``first`` (S, D) is the [CLS] vector of each token's text, needed by form ``deberta``.
+    ``first`` (S, D) is the [CLS] vector of each token's text, needed by variant ``deberta``.
     """
 
     def __init__(self, config: RTD, width: int, act: Activation, eps: float) -> None:
         super().__init__()
-        self.form, self.act = config.form, act
-        self.norm = nn.LayerNorm(width, eps=eps) if config.form == "deberta" else None
+        self.variant, self.act = config.variant, act
+        self.norm = nn.LayerNorm(width, eps=eps) if config.variant == "deberta" else None
         self.dense = nn.Linear(width, width)
         self.out = nn.Linear(width, 1)
 
@@ -372,11 +374,11 @@ class SpanHead(nn.Module):
         super().__init__()
         self.config = config
         self.prediction = _prediction(config, width, norm)
-        if config.form == "independent":
+        if config.variant == "independent":
             self.out = nn.Linear(width, 2)
             return
         self.start = nn.Linear(width, 1)
-        if config.form == "conditional":
+        if config.variant == "conditional":
             self.end_dense, self.end_out = nn.Linear(2 * width, self.HIDDEN), nn.Linear(self.HIDDEN, 1)
             self.answer_dense, self.answer_out = nn.Linear(2 * width, self.HIDDEN), nn.Linear(self.HIDDEN, 1)
         else:
@@ -385,29 +387,28 @@ class SpanHead(nn.Module):
             self.answer_dense, self.answer_out = nn.Linear(2 * width, width), nn.Linear(width, 1, bias=False)
 
     def dropped(self, x: Tensor, seeds: Tensor | None) -> Tensor:
-        """x (B, L, D) after the first steps of form ``independent``: prediction head, if there is one, and dropout with
-        ``seeds`` (B,).
+        """The input (B, L, D) of the map of ``independent``: x after the prediction head, if any, and dropout.
 
-        Other forms return x.
+        Other variants return x.
         """
-        if self.config.form != "independent":
+        if self.config.variant != "independent":
             return x
         x = x if self.prediction is None else self.prediction(x)
         return kernels.dropout(x, self.config.dropout, seeds, 0)
 
     def start_logits(self, x: Tensor, allowed: Tensor) -> Tensor:
         """Start logits (B, L) from x (B, L, D)."""
-        logits = self.out(x)[..., 0] if self.config.form == "independent" else self.start(x)[..., 0]
+        logits = self.out(x)[..., 0] if self.config.variant == "independent" else self.start(x)[..., 0]
         return self._masked(logits, allowed)
 
     def end_logits(self, x: Tensor, allowed: Tensor, starts: Tensor) -> Tensor:
-        """End logits (B, S, L) for each of S ``starts`` (B, S); form ``independent`` ignores the starts."""
-        if self.config.form == "independent":
+        """End logits (B, S, L) for each of S ``starts`` (B, S); variant ``independent`` ignores the starts."""
+        if self.config.variant == "independent":
             return self.out(x)[..., 1][:, None].expand(-1, starts.shape[1], -1)
         chosen = x.gather(1, starts[..., None].expand(-1, -1, x.shape[-1]))
         # A dense map of two concatenated vectors is the sum of two maps, so every token is mapped once, not once per
         # start.
-        conditional, width = self.config.form == "conditional", x.shape[-1]
+        conditional, width = self.config.variant == "conditional", x.shape[-1]
         first, second = self.end_dense.weight[:, :width], self.end_dense.weight[:, width:]
         of_start, of_end = (first, second) if conditional else (second, first)
         joined = F.linear(chosen, of_start)[:, :, None] + F.linear(x, of_end, self.end_dense.bias)[:, None]
@@ -417,13 +418,13 @@ class SpanHead(nn.Module):
     def answer_logits(self, x: Tensor, first: Tensor, start_logits: Tensor, seeds: Tensor | None = None) -> Tensor:
         """Logit (B,) that the text has no answer; ``first`` (B, D) is the [CLS] vector."""
         summary = torch.einsum("bl,bld->bd", start_logits.softmax(-1), x)
-        if self.config.form == "conditional":
+        if self.config.variant == "conditional":
             return self.answer_out(F.gelu(self.answer_dense(torch.cat([first, summary], dim=-1))))[..., 0]
         hidden = torch.tanh(self.answer_dense(torch.cat([summary, first], dim=-1)))
         return self.answer_out(kernels.dropout(hidden, self.config.dropout, seeds, 1))[..., 0]
 
     def _masked(self, logits: Tensor, allowed: Tensor) -> Tensor:
-        if self.config.form == "independent":
+        if self.config.variant == "independent":
             return logits
-        floor = max(self.FORBIDDEN[self.config.form], torch.finfo(logits.dtype).min)
-        return torch.where(allowed, logits, floor) if self.config.form == "beam" else logits + floor * ~allowed
+        floor = max(self.FORBIDDEN[self.config.variant], torch.finfo(logits.dtype).min)
+        return torch.where(allowed, logits, floor) if self.config.variant == "beam" else logits + floor * ~allowed

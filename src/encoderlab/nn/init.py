@@ -89,7 +89,7 @@ def _exceptions(model: nn.Module, encoder: Encoder) -> dict[int, float | str]:
             scales[id(module.out.weight)] = "glorot"
         if isinstance(module, (ClassificationHead, TaggingHead)) and module.config.glorot:
             scales[id(module.out.weight)] = "glorot"
-        if isinstance(module, SpanHead) and module.config.form == "conditional":
+        if isinstance(module, SpanHead) and module.config.variant == "conditional":
             scales |= {id(p): "glorot" for p in module.parameters() if p.ndim == 2}
         if isinstance(module, AdaptiveLMHead):
             scales |= {id(p): 0.01 for p in module.maps.values()}

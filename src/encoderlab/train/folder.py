@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import encoderlab
+from encoderlab.config import flatten, from_dict, to_dict
 from encoderlab.corpus.manifest import TOKENIZER
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
@@ -42,13 +43,13 @@ class RunFolder:
             data.
     """
 
-    def __init__(self, path: Path, recipe: Mapping[str, Any], data: Mapping[str, str]) -> None:
+    def __init__(self, path: Path, recipe: Any, data: Mapping[str, str]) -> None:
         self.path = path
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = _lock(path)
             try:
-                self._claim(dict(recipe), dict(data))
+                self._claim(recipe, dict(data))
                 self._handler = _Log(path / LOG, encoding="utf-8")
             except BaseException:
                 self._lock.close()
@@ -60,7 +61,7 @@ class RunFolder:
         _PACKAGE.addHandler(self._handler)
         _PACKAGE.setLevel(min(_PACKAGE.level or logging.INFO, logging.INFO))
 
-    def _claim(self, recipe: dict[str, Any], data: dict[str, str]) -> None:
+    def _claim(self, recipe: Any, data: dict[str, str]) -> None:
         """Make the folder this run's, or check that it already is."""
         known, provenance = self.path / RECIPE, self.path / PROVENANCE
         for place in (self.path, self.path / TOKENIZER):
@@ -68,7 +69,10 @@ class RunFolder:
                 cut.unlink()  # a session was killed while writing this file
         sessions: list[dict[str, Any]] = []
         if known.exists():
-            differences = compare(read(known), recipe)
+            before = read(known)
+            with suppress(ConfigError):  # that of another kind of run is compared as it stands
+                before = to_dict(from_dict(type(recipe), before))  # without keys of earlier versions
+            differences = compare(before, to_dict(recipe))
             if provenance.exists():
                 try:
                     sessions = list(read(provenance)["sessions"])
@@ -92,7 +96,7 @@ class RunFolder:
             raise ConfigError(
                 f"{self.path}: is not empty and not a run folder (found {strangers[0]!r}); choose another output folder"
             )
-        write_json(known, recipe)  # first, because this file makes the folder a run
+        write_json(known, to_dict(recipe))  # first, because this file makes the folder a run
         write_json(provenance, {"sessions": [*sessions, describe_session(data)]})
 
     def keep(self, tokenizer: Tokenizer) -> None:
@@ -289,14 +293,3 @@ def _lock(path: Path) -> ExitStack:
         ) from None
     file.write_text(f"process {os.getpid()} on {platform.node()}")
     return lock
-
-
-def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """``{"optim": {"lr": 1}}`` as ``{"optim.lr": 1}``."""
-    flat: dict[str, Any] = {}
-    for key, value in data.items():
-        if isinstance(value, Mapping):
-            flat.update(flatten(value, f"{prefix}{key}."))
-        else:
-            flat[prefix + key] = value
-    return flat

@@ -28,7 +28,7 @@ from encoderlab.train.checkpoint import Snapshot
 from encoderlab.train.data import Data, Feed
 from encoderlab.train.distributed import company, join
 from encoderlab.train.engine import Engine, is_out_of_memory
-from encoderlab.train.folder import METRICS, RunFolder, flatten
+from encoderlab.train.folder import METRICS, RunFolder
 from encoderlab.train.journal import SHOWN, Journal
 from encoderlab.train.precision import caution
 from encoderlab.train.progress import facts
@@ -173,14 +173,14 @@ class _Run:
             raise ConfigError(
                 f"a batch of {smallest} rows is too small for {processes} processes; give at least one row to each"
             )
-        settings = flatten(config.to_dict(recipe)) | flatten(dict(self.data.hashes), "data ")
+        settings = config.flatten(config.to_dict(recipe)) | config.flatten(dict(self.data.hashes), "data ")
         self.world.same(settings, "give every process the same command and the same data")
         if recipe.budget.unit == "flops" and self.data.operations is None:
             raise ConfigError("a budget in flops needs the cost of a token; give data.operations, or a budget in steps")
 
     def _claim(self, stack: contextlib.ExitStack) -> int:
         """Lock the run folder; only the first process does, because it alone writes."""
-        self.folder = RunFolder(self.out, config.to_dict(self.recipe), self.data.hashes)
+        self.folder = RunFolder(self.out, self.recipe, self.data.hashes)
         stack.callback(self.folder.close)
         if self.data.tokenizer is not None:
             self.folder.keep(self.data.tokenizer)

@@ -54,7 +54,7 @@ def read_deberta(f: Fields, *, position: dict[str, Any], **more: Any) -> ModelCo
     )
     f.only("attention_head_size", encoder.key_width)
     return ModelConfig(
-        family="deberta", encoder=encoder, lm=LM(), rtd=RTD(form="deberta"), mask_decoder=0 if biased else positions
+        family="deberta", encoder=encoder, lm=LM(), rtd=RTD(variant="deberta"), mask_decoder=0 if biased else positions
     )
 
 

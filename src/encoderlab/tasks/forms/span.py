@@ -103,7 +103,7 @@ class _Windows:
 
     def null(self, starts: Tensor, ends: Tensor) -> Tensor:
         """The null scores (n,), see :class:`Candidates`, from the starts (n, w) and the ends (n, s, w)."""
-        if self.head.config.form != "independent":
+        if self.head.config.variant != "independent":
             return self.answerable(starts)
         which = torch.arange(len(self.x), device=self.x.device)
         return starts[which, self.summary] + ends[which, 0, self.summary]  # the ends are the same for all starts
@@ -347,7 +347,7 @@ class SpanForm(Form):
         loss = F.cross_entropy(starts, start, reduction="sum") + F.cross_entropy(ends, end, reduction="sum")
         right = (starts.argmax(-1) == start) & (ends.argmax(-1) == end)
         terms = {"span": Term(loss / 2, len(rows), hits=right.sum())}
-        if not self.nullable or windows.head.config.form == "independent":  # there the null answer is the summary token
+        if not self.nullable or windows.head.config.variant == "independent":  # its null answer is the summary token
             return terms
         logits = windows.answerable(starts)
         loss = F.binary_cross_entropy_with_logits(logits, impossible.float(), reduction="sum")
@@ -370,9 +370,9 @@ class SpanForm(Form):
     def check_comparable(cls, model: Network, name: str) -> None:
         """Refuse an answer head whose end depends on the start."""
         assert isinstance(model.task, SpanHead)
-        if model.task.config.form != "independent":
+        if model.task.config.variant != "independent":
             raise ConfigError(
-                f"{name}: the end of its {model.task.config.form} answer head depends on the start, so two of them "
+                f"{name}: the end of its {model.task.config.variant} answer head depends on the start, so two of them "
                 f"cannot be compared; fine-tune with BERT's: --set 'head={{kind: span, form: independent}}'"
             )
 
@@ -385,7 +385,7 @@ class SpanForm(Form):
         real = places < length[:, None]
         at = torch.where(real, begin[:, None] + places, 0)
         allowed = batch.labels["allowed"][rows[:, None], at] & real
-        if model.task.config.form == "beam" and self.tokenizer.framing != "xlnet":
+        if model.task.config.variant == "beam" and self.tokenizer.framing != "xlnet":
             allowed &= places < length[:, None] - 1  # ALBERT's code forbids the separator that ELECTRA's allows
         seeds = None if noise is None else noise.at(rows, begin)
         return _Windows(
@@ -411,11 +411,11 @@ class SpanForm(Form):
         """
         every = [self._unpacked(model, states, batch) for model, states in members]
         first = every[0]
-        form = first.head.config.form
-        best = min(self.settings.beam or (5 if form == "beam" else 20), first.x.shape[1])
+        variant = first.head.config.variant
+        best = min(self.settings.beam or (5 if variant == "beam" else 20), first.x.shape[1])
 
         def mean(scores: Sequence[Tensor], allowed: Tensor) -> Tensor:
-            if form != "independent":  # only as log-probabilities are scores of ends comparable between starts
+            if variant != "independent":  # only as log-probabilities are scores of ends comparable between starts
                 scores = [score - score.logsumexp(-1, keepdim=True) for score in scores]
             return torch.where(allowed, torch.stack(tuple(scores)).mean(0), -torch.inf)
 
@@ -427,7 +427,7 @@ class SpanForm(Form):
         fields = (start_places, start_scores, end_places, end_scores, torch.stack(nulls).mean(0))
         arrays = (tensor.detach().cpu().numpy() for tensor in fields)
         candidates = [
-            Candidates(s, s_scores, e, e_scores, float(null), absolute=form != "independent")
+            Candidates(s, s_scores, e, e_scores, float(null), absolute=variant != "independent")
             for s, s_scores, e, e_scores, null in zip(*arrays, strict=True)
         ]
         order = np.argsort(batch.labels["item"][first.rows, first.slots].cpu().numpy())
@@ -509,7 +509,7 @@ class SpanForm(Form):
         assert isinstance(model.task, SpanHead)
         settings = self.settings
         windows = self.tokenizer.hash(), settings.max_length, settings.stride, settings.query_length
-        return *windows, model.task.config.form, self.head_labels()
+        return *windows, model.task.config.variant, self.head_labels()
 
     def together(
         self,
