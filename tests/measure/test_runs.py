@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from encoderlab import cli
-from encoderlab.corpus.manifest import file_hash
 from encoderlab.corpus.shards import Document
 from encoderlab.errors import ConfigError, DataError
+from encoderlab.files import sha256
 from encoderlab.measure import runs
 from encoderlab.measure.html_page import render
 from encoderlab.measure.report import columns
@@ -45,7 +45,7 @@ def folder(
     (place / "recipe.json").write_text(json.dumps(recipe))
     (place / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
     session = {"command": command, "started": place.name}
-    session |= {"data": {"corpus": file_hash(corpus / "manifest.json")}} if corpus else {}
+    session |= {"data": {"corpus": sha256(corpus / "manifest.json")}} if corpus else {}
     (place / "provenance.json").write_text(json.dumps({"sessions": [session]}))
     return place
 

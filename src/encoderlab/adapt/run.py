@@ -32,11 +32,11 @@ from encoderlab.adapt.vocabulary import extend, retrain, rows, transplant
 from encoderlab.config import Bounded, Count, Positive, Rate, override, to_dict
 from encoderlab.corpus.assemble import Selection
 from encoderlab.corpus.build import BuildSettings, GivenTokenizer, Progress, build_corpus
-from encoderlab.corpus.sealed import ORIGIN, Damaged, digest, file_hash, read_record, write_record
+from encoderlab.corpus.sealed import ORIGIN, Damaged, digest, read_record, write_record
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.files import write_json
+from encoderlab.files import sha256, write_json
 from encoderlab.inference import tokenizer_of
 from encoderlab.interchange import checksums
 from encoderlab.interchange import folder as folders
@@ -217,7 +217,7 @@ class Adaptation:
         begin = time.perf_counter()
         result = make()
         result["seconds"] = time.perf_counter() - begin
-        kept = {str(file.relative_to(self.out)): file_hash(file) for file in files if file.exists()}
+        kept = {str(file.relative_to(self.out)): sha256(file) for file in files if file.exists()}
         write_record(self._record(name), _plain({ORIGIN: self.origin, "files": kept, "found": result}))
         return result
 
@@ -229,7 +229,7 @@ class Adaptation:
             for file, expected in record["files"].items():
                 if not (self.out / file).is_file():
                     raise Damaged(self.out / file, "missing")
-                if file_hash(self.out / file) != expected:
+                if sha256(self.out / file) != expected:
                     raise Damaged(self.out / file, "damaged (its checksum differs)")
         except FileNotFoundError:
             return None
@@ -255,7 +255,7 @@ class Adaptation:
             save(self.model, self.generator, self.out / "given")
         texts = [self._place(f"{kind}{part}") for kind in ("domain", "general") for part in ("", "-held-out")]
         record: dict[str, Any] = {"text": self.stage("text", self._split, *texts)}
-        self.origin = digest([self.origin, [file_hash(text) for text in texts if text.exists()]])
+        self.origin = digest([self.origin, [sha256(text) for text in texts if text.exists()]])
         record["vocabulary"] = self.stage("vocabulary", self._start)
         self.stage("corpus", self._build)
         record["before"] = self.measure("before", lambda: (self.model, self.generator))

@@ -32,6 +32,7 @@ from encoderlab.corpus.manifest import SPLITS, ShardRecord
 from encoderlab.corpus.pieces import Piece
 from encoderlab.corpus.shards import create_shard, id_type, shard_record
 from encoderlab.corpus.tensors import map_tensors, write_tensors
+from encoderlab.files import sha256
 from encoderlab.ranges import offsets
 from encoderlab.seeds import mix
 
@@ -285,7 +286,7 @@ def shard_is_written(work: ShardWork, scratch: Path) -> bool:
             sealed.check_tensors(record_path.with_suffix(".counts"), work.path.stem)
         if (record["documents"], record["tokens"]) != (work.documents, work.tokens):
             raise sealed.Damaged(record_path, "made for something else")
-        if not work.path.exists() or sealed.file_hash(work.path) != record["sha256"]:
+        if not work.path.exists() or sha256(work.path) != record["sha256"]:
             raise sealed.Damaged(work.path, "damaged" if work.path.exists() else "missing")
     except FileNotFoundError:
         return False

@@ -16,10 +16,10 @@ import numpy as np
 from pydantic import Field, StrictInt, StrictStr
 
 from encoderlab.config import from_dict, to_dict
-from encoderlab.corpus.sealed import CHECKSUM, digest, file_hash, write_record
+from encoderlab.corpus.sealed import CHECKSUM, digest, write_record
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.execution.workers import cores
-from encoderlab.files import replace_file
+from encoderlab.files import replace_file, sha256
 from encoderlab.storage.cache import local, supply
 
 MANIFEST = "manifest.json"
@@ -134,7 +134,7 @@ def write_manifest(folder: Path, *, counts: np.ndarray, **fields: Any) -> Manife
     """Write ``counts`` and then the manifest, which makes the folder a corpus."""
     with replace_file(folder / COUNTS) as file:
         np.save(file, counts.astype(np.int64), allow_pickle=False)
-    manifest = Manifest(counts=FileRecord(file=COUNTS, sha256=file_hash(folder / COUNTS)), **fields)
+    manifest = Manifest(counts=FileRecord(file=COUNTS, sha256=sha256(folder / COUNTS)), **fields)
     write_record(folder / MANIFEST, to_dict(manifest))
     return manifest
 
@@ -196,7 +196,7 @@ def _verify_file(folder: Path, record: FileRecord) -> None:
     if isinstance(record, ShardRecord):
         supply(folder, record.file, record.size, record.sha256)
     try:
-        actual = file_hash(path)
+        actual = sha256(path)
     except FileNotFoundError:
         raise DataError(f"{path}: is missing; restore it, or build the corpus again") from None
     except OSError as error:

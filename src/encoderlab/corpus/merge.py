@@ -34,10 +34,11 @@ from encoderlab.corpus.manifest import (
     write_manifest,
 )
 from encoderlab.corpus.output import ASSEMBLY, MERGE, PART, PIECES, PLAN, WORK, begun, differences, held
-from encoderlab.corpus.sealed import Damaged, check_folder, check_tensors, file_hash, read_record
+from encoderlab.corpus.sealed import Damaged, check_folder, check_tensors, read_record
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.execution.workers import Tasks, Workers, cores
+from encoderlab.files import sha256
 
 log = logging.getLogger(__name__)
 
@@ -268,5 +269,5 @@ def _tokenizer_record(tokenizer: Tokenizer, digest: str, out: Path) -> Tokenizer
         hash=digest,
         kind=tokenizer.kind,
         framing=tokenizer.framing,
-        files=tuple(FileRecord(file=f"{TOKENIZER}/{path.name}", sha256=file_hash(path)) for path in files),
+        files=tuple(FileRecord(file=f"{TOKENIZER}/{path.name}", sha256=sha256(path)) for path in files),
     )

@@ -17,7 +17,7 @@ import numpy as np
 
 from encoderlab.corpus.tensors import encode_tensors
 from encoderlab.errors import DataError
-from encoderlab.files import replace_file, write_json
+from encoderlab.files import replace_file, sha256, write_json
 
 CHECKSUM, ORIGIN = "checksum", "origin"
 SEAL = "seal.json"  # in a sealed folder
@@ -35,12 +35,6 @@ class Damaged(DataError):
 def digest(value: Any) -> str:
     """SHA-256 of plain data, whatever its layout as JSON and the order of its keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def file_hash(path: Path) -> str:
-    """SHA-256 of a file, as sha256sum prints it."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
@@ -108,7 +102,7 @@ def check_tensors(path: Path, origin: str) -> None:
 
 def seal_folder(folder: Path, origin: str) -> None:
     """Write down the hashes of the files of a folder, in :data:`SEAL`."""
-    write_record(folder / SEAL, {ORIGIN: origin, "files": {path.name: file_hash(path) for path in folder.iterdir()}})
+    write_record(folder / SEAL, {ORIGIN: origin, "files": {path.name: sha256(path) for path in folder.iterdir()}})
 
 
 def check_folder(folder: Path, origin: str) -> None:
@@ -127,5 +121,5 @@ def check_folder(folder: Path, origin: str) -> None:
     for name in sorted({*names, *record["files"]}):
         if name not in names or name not in record["files"]:
             raise Damaged(folder / name, f"{'missing' if name not in names else 'does not belong there'}")
-        if file_hash(folder / name) != record["files"][name]:
+        if sha256(folder / name) != record["files"][name]:
             raise Damaged(folder / name, "damaged (its checksum differs)")

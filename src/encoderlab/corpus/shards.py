@@ -27,10 +27,9 @@ from typing import IO
 import numpy as np
 
 from encoderlab.corpus.manifest import COUNTS, TOKENIZER, ShardRecord, read_manifest
-from encoderlab.corpus.sealed import file_hash
 from encoderlab.corpus.tensors import BitWriter, count_bits, map_tensors, read_bits, tensor_header
 from encoderlab.errors import DataError
-from encoderlab.files import replace_file
+from encoderlab.files import replace_file, sha256
 from encoderlab.ranges import aranges, offsets
 from encoderlab.storage.cache import local, supply
 
@@ -126,7 +125,7 @@ class Corpus:
         """How often each id occurs in the training split: (V,) int64."""
         path = self.path / COUNTS
         try:
-            if file_hash(path) != self.manifest.counts.sha256:
+            if sha256(path) != self.manifest.counts.sha256:
                 raise ValueError("its hash differs from that in the manifest")
             return np.load(path, allow_pickle=False)
         except Exception as error:  # numpy reads the header with Python's own parser, which has errors of its own
@@ -257,7 +256,7 @@ def shard_record(folder: Path, path: Path) -> ShardRecord:
     return ShardRecord(
         file=path.relative_to(folder).as_posix(),
         size=path.stat().st_size,
-        sha256=file_hash(path),
+        sha256=sha256(path),
         documents=len(shard.documents) - 1,
         tokens=len(shard.ids),
         bytes=int(shard.bytes[-1]),

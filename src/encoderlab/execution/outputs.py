@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -12,7 +11,7 @@ from typing import Any, Protocol
 
 from encoderlab.errors import ConfigError, EncoderlabError, OutOfMemory, Stopped
 from encoderlab.execution.workers import Tasks, logged
-from encoderlab.files import sha256
+from encoderlab.files import json_sha256, sha256
 
 log = logging.getLogger(__name__)
 
@@ -158,13 +157,9 @@ def _size(path: Path) -> int:
 
 
 def _line(entry: Mapping[str, Any]) -> bytes:
-    return (json.dumps({**entry, CHECKSUM: _checksum(entry)}, ensure_ascii=False) + "\n").encode(
+    return (json.dumps({**entry, CHECKSUM: json_sha256(entry)}, ensure_ascii=False) + "\n").encode(
         errors="backslashreplace"
     )
-
-
-def _checksum(entry: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
@@ -176,7 +171,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
             entry = json.loads(line)
             if not line.endswith(b"\n") or not isinstance(entry, dict):
                 raise ValueError
-            if entry.pop(CHECKSUM, None) != _checksum(entry):
+            if entry.pop(CHECKSUM, None) != json_sha256(entry):
                 raise ValueError
         except ValueError:
             log.warning("%s: is damaged after line %d; what is missing is made again", path, len(entries))

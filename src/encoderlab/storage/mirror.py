@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from encoderlab.errors import ConfigError, DataError, EncoderlabError
-from encoderlab.files import cache_folder, held_file, read_json, write_json
+from encoderlab.files import cache_folder, held_file, json_sha256, read_json, write_json
 from encoderlab.storage import places
 from encoderlab.storage.streams import open_file
 
@@ -203,7 +203,7 @@ class Mirror:
             return None
         try:
             index = json.loads(places.read_bytes(place))
-            if index.pop("sha256") == _digest(index):
+            if index.pop("sha256") == json_sha256(index):
                 return index
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             pass
@@ -261,7 +261,7 @@ class Mirror:
         self._pushes.append(push)  # first: an error does not say whether the list has arrived
         write_json(self._state_file, {"pushes": self._pushes})
         places.write_bytes(
-            places.join(self.url, INDEX), json.dumps(index | {"sha256": _digest(index)}, indent=1).encode()
+            places.join(self.url, INDEX), json.dumps(index | {"sha256": json_sha256(index)}, indent=1).encode()
         )
         self._pushes = [push]
         self._doomed = gone
@@ -312,10 +312,6 @@ def _order(name: str) -> int:
     if name.endswith(LOGS):
         return 0
     return 2 if name.rpartition("/")[2] == "manifest.json" else 1
-
-
-def _digest(index: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()
 
 
 def _runs(process: int) -> bool:

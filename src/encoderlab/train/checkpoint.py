@@ -31,6 +31,7 @@ from torch.distributed.checkpoint import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.api import CheckpointException
 
 from encoderlab.errors import DataError
+from encoderlab.files import sha256
 from encoderlab.interchange.files import DTYPES
 from encoderlab.tensor_files import encode_header
 from encoderlab.train.distributed import World, company, named_tensors
@@ -169,7 +170,10 @@ def write_together(folder: Path, snapshot: Snapshot, world: World) -> None:
             dcp.save(snapshot.weights | snapshot.carried, storage_writer=writer, process_group=world.group)
         except CheckpointException as error:
             raise next(iter(error.failures.values()))[0] from None
-        own = {path.name: _entry(path) for path in partial.glob(f"shard-{world.rank + 1:05d}-*.safetensors")}
+        own = {
+            path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)}
+            for path in partial.glob(f"shard-{world.rank + 1:05d}-*.safetensors")
+        }
         entries = [json.loads(text) for text in world.texts(json.dumps(own))]
         files = {name: entry for part in entries for name, entry in part.items()}
         world.agree(lambda: _complete(folder, partial, files, snapshot))
@@ -277,9 +281,8 @@ def verify(folder: Path) -> None:
             raise DataError(f"{path}: missing from the checkpoint")
         if path.stat().st_size != size:
             raise DataError(f"{path}: has {path.stat().st_size} bytes instead of {size} (truncated?)")
-        with path.open("rb") as stream:
-            if hashlib.file_digest(stream, "sha256").hexdigest() != digest:
-                raise DataError(f"{path}: its bytes have changed since it was written (SHA-256 differs)")
+        if sha256(path) != digest:
+            raise DataError(f"{path}: its bytes have changed since it was written (SHA-256 differs)")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -343,12 +346,6 @@ def _write_file(path: Path, *chunks: bytes | memoryview) -> dict[str, Any]:
         file.flush()
         os.fsync(file.fileno())
     return {"bytes": size, "sha256": digest.hexdigest()}
-
-
-def _entry(path: Path) -> dict[str, Any]:
-    """The manifest entry of a file."""
-    with path.open("rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def _sync(folder: Path) -> None:

@@ -13,10 +13,11 @@ from encoderlab.batches.batch import Batch
 from encoderlab.batches.loader import Loader
 from encoderlab.batches.rows import Framing, Row
 from encoderlab.batches.streams import StreamFormat
-from encoderlab.corpus.manifest import MANIFEST, file_hash
+from encoderlab.corpus.manifest import MANIFEST
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import DataError
+from encoderlab.files import sha256
 from encoderlab.model import weights_hash
 from encoderlab.objectives.base import Objective
 from encoderlab.objectives.distill import Distill
@@ -43,7 +44,7 @@ def corpus_data(recipe: Recipe, objective: Objective, path: Path, tokenizer: Tok
         splits.training(phase, phase.rows, None)  # refuse too short text now
     if (problem := splits.why_no_validation()) and splits.world.main:
         log.warning("no validation: %s; build the corpus with a larger validation share", problem)
-    hashes, teacher = {"corpus": file_hash(path / MANIFEST), "tokenizer": tokenizer.hash()}, None
+    hashes, teacher = {"corpus": sha256(path / MANIFEST), "tokenizer": tokenizer.hash()}, None
     if isinstance(objective, Distill):
         hashes["teacher"], teacher = weights_hash(objective.teacher), objective.teacher.config
     return Data(

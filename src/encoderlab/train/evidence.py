@@ -13,10 +13,11 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from encoderlab.corpus.manifest import MANIFEST, file_hash
+from encoderlab.corpus.manifest import MANIFEST
 from encoderlab.corpus.shards import Corpus, unigram_entropy
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
+from encoderlab.files import sha256
 from encoderlab.train import folder
 
 log = logging.getLogger(__name__)
@@ -143,7 +144,7 @@ def check_corpus(run: Path, corpus: Path) -> None:
     path = run / folder.PROVENANCE
     sessions = folder.read(path).get("sessions") if path.exists() else None
     known = sessions[0].get("data", {}).get("corpus") if sessions else None
-    if known not in (None, file_hash(corpus / MANIFEST)):
+    if known not in (None, sha256(corpus / MANIFEST)):
         raise ConfigError(f"{run}: not trained on {corpus}; give the run's own corpus, or leave --corpus out")
 
 

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from encoderlab.corpus.manifest import MANIFEST, file_hash, verify
+from encoderlab.corpus.manifest import MANIFEST, verify
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Encoding, Tokenizer
+from encoderlab.files import sha256
 from encoderlab.measure.pairs.evaluate import Survey, encoded, evaluate_files
 from encoderlab.measure.pairs.statistics import Table
 
@@ -83,7 +84,7 @@ def baselines_of(
         files,
         tokenizer,
         surveyed,
-        key=file_hash(path / MANIFEST),
+        key=sha256(path / MANIFEST),
         progress=lambda done, total: progress("scored by counts", done, total),
         **settings,
     )

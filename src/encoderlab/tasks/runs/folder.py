@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from encoderlab.config import from_dict, to_dict
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.files import finite, read_json, sha256, write_json, write_text
+from encoderlab.files import finite, json_sha256, read_json, sha256, write_json, write_text
 from encoderlab.interchange import checksums
 from encoderlab.tasks.data import readers, suites
 from encoderlab.tasks.data.readers import Layout
@@ -145,8 +145,7 @@ def signed(score: Mapping[str, Any]) -> dict[str, Any]:
 
 def _digest(score: Mapping[str, Any]) -> str:
     """The hash of a record without its own hash."""
-    content = json.loads(json.dumps({key: value for key, value in score.items() if key != "sha256"}))
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return json_sha256(json.loads(json.dumps({key: value for key, value in score.items() if key != "sha256"})))
 
 
 def hashes_in(out: Path) -> dict[str, str]:
