@@ -16,7 +16,7 @@ from encoderlab.corpus import near_duplicates, pieces
 from encoderlab.corpus.build import GivenTokenizer, build_corpus
 from encoderlab.corpus.manifest import CHECKSUM, read_manifest
 from encoderlab.corpus.merge import merge_corpora
-from encoderlab.corpus.near_duplicates import SHINGLE, banding, document_bands, share_found
+from encoderlab.corpus.near_duplicates import SHINGLE, banding, document_bands
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.corpus.words import is_cjk
 from encoderlab.errors import ConfigError
@@ -78,7 +78,7 @@ def test_the_share_found_is_that_of_the_formula(similarity):
     draw = random.Random(1)
     bands, rows = banding(similarity)
     assert bands * rows <= near_duplicates.HASHES
-    assert abs(share_found(similarity, similarity) - 0.5) < 0.1
+    assert abs(1 - (1 - similarity**rows) ** bands - 0.5) < 0.1
     left, right, alike = [], [], []
     for number in range(1500):
         words = [f"{number}w{place}" for place in range(104)]
@@ -90,7 +90,7 @@ def test_the_share_found_is_that_of_the_formula(similarity):
         right.append([" ".join(other)])
         alike.append(len(first & second) / len(first | second))
     found = (document_bands(left, similarity) == document_bands(right, similarity)).any(1)
-    expected = np.array([share_found(similarity, value) for value in alike])
+    expected = 1 - (1 - np.array(alike) ** rows) ** bands
     # Each is found or not by itself: the number of those found is within four standard deviations of its mean.
     for low, high in ((0, 0.4), (0.4, 0.6), (0.6, 0.8), (0.8, 0.9), (0.9, 1.01)):
         inside = np.array([low <= value < high for value in alike])

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -36,12 +35,6 @@ def banding(similarity: float) -> tuple[int, int]:
 
     rows = min(range(1, HASHES + 1), key=lambda rows: abs(middle(rows) - similarity))
     return HASHES // rows, rows
-
-
-def share_found(similarity: float, alike: float) -> float:
-    """The share of pairs with Jaccard similarity ``alike`` that are found where ``similarity`` was asked for."""
-    bands, rows = banding(similarity)
-    return -math.expm1(bands * math.log1p(-(alike**rows))) if alike < 1 else 1.0
 
 
 def document_bands(documents: Sequence[Sequence[str]], similarity: float) -> np.ndarray:

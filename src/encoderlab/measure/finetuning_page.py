@@ -185,7 +185,9 @@ def _tiles(tuning: Finetuning) -> list[Tile]:
     tiles = []
     for split in tuning.splits:
         scores = tuning.scores(split)
-        spread = f"{tuning.record['report']} {100 * _reported(tuning, split):.1f}, " if len(scores) > 1 else ""
+        name = tuning.record["report"]
+        value = tuning.record["scores"][split][tuning.metric][name]
+        spread = f"{name} {100 * value:.1f}, " if len(scores) > 1 else ""
         tiles.append((f"{tuning.metric}, {split_name(split).lower()}", points(scores), f"{spread}n = {len(scores)}"))
     examples = tuning.record["examples"]
     tiles.append(("Training examples", f"{examples['train']:,}", f"{examples['dev']:,} for development"))
@@ -194,10 +196,6 @@ def _tiles(tuning: Finetuning) -> list[Tile]:
     count = "1 run" if len(ended) == 1 else f"{len(ended)} runs"
     tiles.append(("Time", duration(sum(run.record["seconds"] for run in ended)), count))
     return tiles[:6]
-
-
-def _reported(tuning: Finetuning, split: str) -> float:
-    return tuning.record["scores"][split][tuning.metric][tuning.record["report"]]
 
 
 def protocol_note(tuning: Finetuning) -> str:

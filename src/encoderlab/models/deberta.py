@@ -57,8 +57,8 @@ def deberta(
     )
 
 
-def _v1(layers: int, width: int, vocab: int = 50265) -> ModelConfig:
-    return deberta(layers=layers, width=width, vocab=vocab, position=V1)
+def _v1(layers: int, width: int) -> ModelConfig:
+    return deberta(layers=layers, width=width, vocab=50265, position=V1)
 
 
 def _v3(layers: int, width: int, vocab: int = 128100) -> ModelConfig:

@@ -30,7 +30,6 @@ def modernbert(
     ff_width: int,
     heads: int | None = None,
     vocab: int = 50368,
-    theta: float = 160_000.0,
     local_theta: float = 10_000.0,
 ) -> ModelConfig:
     """ModernBERT of any size; heads are 64 wide unless ``heads`` is given."""
@@ -40,7 +39,7 @@ def modernbert(
         width=width,
         heads=heads or width // 64,
         ff_width=ff_width,
-        position=Rotary(theta=theta),
+        position=Rotary(theta=160_000.0),
         local=Local(theta=local_theta),
         ff_gated=True,
         ff_biases=False,

@@ -46,20 +46,19 @@ def masking(name: str, model: str, unit: Unit) -> Recipe:
     return replace(recipe(model), name=name, objective=MLMSettings(masking=replace(MASKING, unit=unit)))
 
 
-def chinese_whole_words(name: str, model: str, *, steps: tuple[int, int] = (100_000, 100_000)) -> Recipe:
+def chinese_whole_words(name: str, model: str) -> Recipe:
     """Chinese BERT-wwm: words from a segmenter, chosen when the corpus is built; LAMB, 128 then 512 tokens.
 
     The original starts from Google's Chinese BERT: give ``--init-from``.
     """
-    total = sum(steps)
     return replace(
         masking(name, model, Words()),
         optim=Lamb(lr=1e-4),
         schedule=Bert(warmup=0.1),
-        budget=Budget(amount=total),
+        budget=Budget(amount=200_000),
         phases=(
-            Phase(length=128, rows=2560, share=steps[0] / total),
-            Phase(length=512, rows=384, share=steps[1] / total),
+            Phase(length=128, rows=2560, share=0.5),
+            Phase(length=512, rows=384, share=0.5),
         ),
     )
 

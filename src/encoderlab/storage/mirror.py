@@ -63,8 +63,8 @@ def written_file(url: str) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def written_folder(url: str, *, every: float = EVERY) -> Iterator[Path]:
-    """A local folder that is mirrored to the URL, from which it is restored first; it is uploaded every so many
+def written_folder(url: str) -> Iterator[Path]:
+    """A local folder that is mirrored to the URL, from which it is restored first; it is uploaded every 20
     seconds, and at the end, however that comes.
 
     Raises:
@@ -79,7 +79,7 @@ def written_folder(url: str, *, every: float = EVERY) -> Iterator[Path]:
         try:
             mirror.restore()
             over = threading.Event()
-            thread = threading.Thread(target=mirror.follow, args=(over, every), name="mirror", daemon=True)
+            thread = threading.Thread(target=mirror.follow, args=(over, EVERY), name="mirror", daemon=True)
             thread.start()
             done = False
             try:

@@ -17,7 +17,7 @@ from encoderlab.measure.estimate import Estimate, estimate
 from encoderlab.measure.pairs.evaluate import survey
 from encoderlab.measure.pairs.reading import find
 from encoderlab.measure.pairs.scorers import scorers_of
-from encoderlab.model import Model, count_parameters
+from encoderlab.model import count_parameters
 from encoderlab.study.file import Arm, Finetune, Measure, Pairs, Probe, Study, read
 from encoderlab.tasks.data import suites
 from encoderlab.tasks.data.splits import check_splits, usable_splits
@@ -202,7 +202,7 @@ class StudyPlan:
         if corpus_data(recipe, objective, path, tokenizer).validation is None:
             raise DataError(f"{path}: has no held-out text to compare by; build it with a larger validation share")
         models = objective.models()
-        model = _main(models)
+        model = models["model"] if "model" in models else models["discriminator"]
         for one in models.values():
             one.tokenizer = tokenizer
         size = count_parameters(model.config)["total"]
@@ -268,11 +268,6 @@ def task_fields(measure: Finetune) -> dict[str, Any]:
     """The fields of fine-tuning that a measure sets."""
     probe = {"frozen.layers": measure.layers, "frozen.lstm_layers": 0} if isinstance(measure, Probe) else {}
     return {**probe, **flatten(measure.set)}
-
-
-def _main(models: Mapping[str, Model]) -> Model:
-    """The model for later use: of two networks, the discriminator."""
-    return models["model"] if "model" in models else models["discriminator"]
 
 
 class _named:
