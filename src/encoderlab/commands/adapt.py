@@ -60,7 +60,7 @@ def adapt(
     task
         Labelled file to fine-tune on before and after.
     seeds
-        Runs of that.
+        Number of random seeds for --task.
     seed
         Seed of order, masks and dropout.
     """

@@ -11,8 +11,9 @@ from encoderlab.commands import terminal
 def doctor(run: Path, /, *, corpus: Path | None = None) -> dict[str, Any]:
     """Diagnose a run: what is likely wrong, and what to change.
 
-    Checks losses against ln V and the entropy of single tokens, gradients, masks, the discriminator, the
-    initial weights and the recipe's reference curve; with --corpus also duplicates and the tokenizer.
+    Compares losses with those of guessing, uniformly (ln V) or by token frequencies, and with the reference
+    curve of the recipe; checks gradients, masks, the discriminator and the initial weights; with --corpus
+    also duplicates and the tokenizer.
 
     Example: encoderlab doctor runs/wiki --corpus corpora/wiki
 

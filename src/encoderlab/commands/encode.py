@@ -78,8 +78,8 @@ def encode(
 
     Texts come from the command line, or from a file with one text per line
     ("-": standard input). The vectors go to a NumPy file, or are printed.
-    Of a folder, or several files, each gets a NumPy file in the folder --out, and
-    several processes can share the work.
+    For a folder or several files, --out is a folder with a NumPy file for each, and several
+    processes can share the work.
 
     Example:
         encoderlab encode small-en --file texts.txt --out vectors.npy
@@ -98,7 +98,7 @@ def encode(
     pooling
         The vector of a text: the mean over its tokens, its first token, or its last token.
     precision
-        Numbers that products of layers are computed with: fp32, or int8 (8 bits; two to four times as
+        Arithmetic of the matrix products in the layers: fp32, or int8 (8 bits; two to four times as
         fast on processors with VNNI).
     check
         File with one text per line, on which int8 is compared with fp32 first; more than 0.5 % off is refused.

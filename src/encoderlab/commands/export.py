@@ -41,7 +41,7 @@ def export(
     and odd lengths, padded on either side; if they differ, nothing is written. The
     folder's README shows the code for each tool.
 
-    --int8 also writes a graph with weights of 8 bits, if it does as well on your texts.
+    --int8 also writes a graph with weights of 8 bits, if it does nearly as well on your texts.
 
     Example:
         encoderlab export runs/reviews reviews-onnx --int8 --check dev.tsv

@@ -30,9 +30,9 @@ def prune(
 ) -> dict[str, Any]:
     """Remove the attention heads that matter least, and report what that costs.
 
-    The importance of a head is the size of the loss's gradient by a factor on its output
-    (Michel et al., 2019), on one half of the data; scores before and after are measured on
-    the other. Every layer loses the same number of heads, so the result is an ordinary,
+    The importance of a head is the absolute gradient of the loss with respect to a factor on
+    its output (Michel et al., 2019). One half of the data chooses the heads; the other half
+    gives the scores before and after. Every layer loses the same number of heads, so the result is an ordinary,
     smaller and faster model. OUT/pruning.md and OUT/pruning.json report it.
 
     Example:
@@ -41,7 +41,7 @@ def prune(
     Parameters
     ----------
     model
-        Folder of a model or run, fine-tuned or pretrained; of generator and discriminator, the discriminator.
+        Folder of a model or run, fine-tuned or pretrained. Of a generator and a discriminator, the latter is pruned.
     out
         New folder of the smaller model.
     heads

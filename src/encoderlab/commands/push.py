@@ -30,7 +30,7 @@ def push(model: Path, name: str, /, *, private: bool = False) -> dict[str, Any]:
     name
         Name on the Hub, org/name. A new model is created; one that exists gets a new commit.
     private
-        Create it as a private model. Default: as the account is set (public).
+        Create it as a private model. Default: the account's setting, usually public.
     """
     from encoderlab.interchange import huggingface
     from encoderlab.interchange.folder import own_card

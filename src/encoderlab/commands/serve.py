@@ -62,12 +62,12 @@ def serve(
     name
         Name of the model for clients. Default: the folder's name.
     engine
-        What computes: our kernels (own), the graph of an exported folder in ONNX Runtime, fp32
-        (onnx) or int8; auto: our kernels, and of an exported folder the graph for batches of a
-        few tokens, where ONNX Runtime is installed and gives the same numbers.
+        What computes the model: our kernels (own), or the graph of an exported folder in ONNX
+        Runtime, in fp32 (onnx) or int8. auto: our kernels; for batches of a few tokens the graph,
+        if there is one and ONNX Runtime gives the same numbers.
     precision
-        Numbers that products of layers are computed with by our kernels: fp32, or int8 (8 bits; two to
-        four times as fast on processors with VNNI). What that costs: encoderlab predict or encode with --check.
+        Arithmetic of the matrix products in our kernels: fp32, or int8 (8 bits; two to four times as
+        fast on processors with VNNI). To see what int8 costs: encoderlab predict or encode with --check.
     beside
         Second model, under /beside; the page shows both side by side.
     key_file

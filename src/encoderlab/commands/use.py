@@ -224,9 +224,9 @@ def predict(
     The input is a file (CSV, TSV, JSON lines, Parquet with named columns; `.txt` with one
     text per line, for a tagger also one word per line with blank lines between sentences),
     of any size: it is read in parts, and the same command with --out continues where it was
-    interrupted. Or a folder, or several files: --out is then a folder with an output for each,
-    and several processes can share the work. Or give texts; [SEP] separates the two texts of a
-    pair. Columns are those of the training file, if the file has them.
+    interrupted. For a folder or several files, --out is a folder with an output for each, and
+    several processes can share the work. Instead of files you can give texts; [SEP] separates the
+    two texts of a pair. Columns are those of the training file, if the file has them.
 
     Example:
         encoderlab predict runs/reviews texts.csv --out labels.jsonl
@@ -248,7 +248,7 @@ def predict(
     with_
         Also write these: text (with its second text, question or options), gold (the label in the file).
     precision
-        Numbers that products of layers are computed with: fp32, or int8 (8 bits; two to four times as
+        Arithmetic of the matrix products in the layers: fp32, or int8 (8 bits; two to four times as
         fast on processors with VNNI).
     check
         Labelled data of the task, or a file with one text per line, on which int8 is compared with fp32 first; a
