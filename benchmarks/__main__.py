@@ -54,7 +54,7 @@ def tables(corpus: str) -> dict[str, list[list[str]]]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.split("\n")[0])
     parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"of {', '.join(tables(''))}; by default all")
-    parser.add_argument("--corpus", metavar="DIR", help="of documents that fill rows; by default one is made")
+    parser.add_argument("--corpus", metavar="DIR", help="corpus of documents that fill rows; by default one is made")
     arguments = parser.parse_args()
     if unknown := set(arguments.tables) - set(tables("")):
         parser.error(f"unknown table {min(unknown)!r}; choose from: {', '.join(tables(''))}")
@@ -72,7 +72,7 @@ def main() -> None:
             results[name] = []
             for words in known[name]:
                 results[name].append(bench(*words))
-                write_text(path, json.dumps(record, indent=1) + "\n")  # what is measured is kept, whatever comes
+                write_text(path, json.dumps(record, indent=1) + "\n")  # also if a later one fails
     print(f"written to {path}")
 
 

@@ -42,7 +42,7 @@ def call(*words: str | Path) -> str:
 
 
 def weights(folder: Path) -> str:
-    """SHA-256 over names, types, shapes and values of all tensors below ``folder``, whatever else the files say."""
+    """SHA-256 over names, types, shapes and values of all tensors below ``folder``, and nothing else."""
     total = hashlib.sha256()
     for path in sorted(folder.rglob("model.safetensors")):
         with safe_open(path, "np") as file:
@@ -73,7 +73,7 @@ def recipes() -> list[str]:
 
 
 def labelled(folder: Path) -> dict[str, Path]:
-    """A small file of every form of task; words follow the labels loosely, so that there is something to learn."""
+    """A small file of every form of task; labels follow from the words, so that there is something to learn."""
     rng = random.Random(7)
     words = "return list value string object module function class error index file number path name type".split()
 
@@ -127,7 +127,7 @@ def digests(work: Path, only: str) -> dict[str, str]:
         if only in f"recipe {name}":
             run = work / "runs" / name
             extra = []
-            if "distil" in name:  # its student takes layers of its teacher, so that is as wide
+            if "distil" in name:  # the student copies layers of its teacher, which must be as wide
                 teacher = work / "teachers" / name
                 if not teacher.exists():
                     size = "bert-tiny" if "tiny" in name else "bert-mini"

@@ -2,9 +2,9 @@
 
     python benchmarks/corpus.py wiki.txt.gz --tokenizer bert-base-uncased/vocab.txt [--megabytes 60] [--workers 2]
 
-The contenders run in turns; printed are median megabytes of text per second and the ratio. The library reads and writes
-nothing: its text lies in memory. The stages are timed by processor time, which other processes disturb less; times the
-number of cores, the last line is what an idle machine reaches.
+The contenders run in turns; it prints median megabytes of text per second and the ratio. The library reads and writes
+nothing: its text is in memory. The stages are timed by processor time, which other processes disturb less; the last
+line, multiplied by the number of cores, is the speed of an idle machine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from encoderlab.measure.bench import corpus as bench
 
 
 def stages(source: str, tokenizer: Tokenizer, megabytes: float) -> None:
-    """Prints megabytes per second of processor time: of each stage alone, and of making pieces as a whole."""
+    """Prints megabytes per second of processor time, of each stage alone and of making whole pieces."""
     reading = Reading()
     seconds = dict.fromkeys(("read", "parse", "sentences", "tokens", "all, with marks and files"), 0.0)
     size = 0
@@ -37,7 +37,7 @@ def stages(source: str, tokenizer: Tokenizer, megabytes: float) -> None:
         return result
 
     with tempfile.TemporaryDirectory() as place:
-        alone = Tokenizer.load(_saved(tokenizer, Path(place)))  # remembers its words by itself
+        alone = Tokenizer.load(_saved(tokenizer, Path(place)))  # has a cache of words
         work = pieces.read_work(resolve_sources([source], reading))
         while size < megabytes * 1e6 and (piece := timed("read", next, work, None)):
             documents = [item for block in piece.blocks for item in timed("parse", parse_block, block, reading)[0]]
@@ -60,7 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source")
     parser.add_argument(
-        "--tokenizer", help="a given one; by default a WordPiece of 30,522 tokens is trained, and no stages are timed"
+        "--tokenizer", help="an existing tokenizer; by default one is trained (30,522), and no stages are timed"
     )
     parser.add_argument("--megabytes", type=float, default=60.0)
     parser.add_argument("--workers", type=int, default=2)

@@ -4,7 +4,7 @@
 
 ``DATA`` is a folder with GLUE's folders, ``VOCAB`` one with a vocabulary (vocab.txt or tokenizer.json). A step is what
 training does with 32 examples: making the batch, forward, backward, clipping, update. The three contenders take the
-same examples of the first steps of an epoch, in turns; printed are the medians over the rounds. One thread is timed by
+same examples of the first steps of an epoch, in turns; it prints the medians over the rounds. One thread is timed by
 its processor time, which other processes on the machine disturb less.
 """
 

@@ -3,9 +3,9 @@
     python -m benchmarks.int8 [--layers 12] [--width 256] [--turns 15] [--shapes mixed]
 
 Prints the processor time of one thread for a forward pass in fp32 and in int8, in turns in one process, for rows of 32
-and of 128 tokens and for the batches of texts of mixed lengths, the ratio with its range over turns, and what the
-matrices weigh. Weights are random: the time does not depend on them. The fp32 side has its weights in the order of
-memory that ``serve`` gives them where that is faster for it.
+and of 128 tokens and for the batches of texts of mixed lengths, the ratio with its range over turns, and the size of
+the matrices. Weights are random: the time does not depend on them. The fp32 weights are stored as
+``serve`` stores them, in the order of memory that is faster.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Times every kernel against torch's own operations and the plain twins, and a BERT layer against its matrix products.
+"""Times every kernel against torch's operations and its plain version, and a BERT layer against its matrix products.
 
     python benchmarks/kernels.py [--threads 2] [--rounds 9] [--bf16] [--width 256]
 
-Contenders run in turns, A B C A B C; printed are medians in milliseconds and the ratio to the first one, forward plus
+Contenders run in turns, A B C A B C; it prints medians in milliseconds and the ratio to the first one, forward plus
 backward, 32 x 128 tokens, dropout 0.1. "products" is the time of the matrix products alone, so its ratio to "kernels"
 is the share of a layer's time that they take. One thread is timed by its processor time, which other processes on the
 machine disturb less.

@@ -25,7 +25,7 @@ from encoderlab.measure.pairs.reading import Pair, find, read, sample
 from encoderlab.measure.pairs.scorers import scorers_of
 from encoderlab.nn import kernels
 
-ROWS = 64  # of a batch of the plain loop
+ROWS = 64  # rows in a batch of the plain loop
 
 
 @torch.inference_mode()
@@ -58,7 +58,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.minimal_pairs", description=__doc__.split("\n")[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("data", type=Path, nargs="+")
-    parser.add_argument("--pairs", type=int, default=670, help="how many of them, the same number of each paradigm")
+    parser.add_argument("--pairs", type=int, default=670, help="number of pairs to score, the same for each paradigm")
     parser.add_argument("--turns", type=int, default=3)
     arguments = parser.parse_args()
     pairs = sample([pair for path in find(arguments.data) for pair in read(path)], arguments.pairs)

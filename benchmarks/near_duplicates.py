@@ -1,8 +1,8 @@
 """Precision and recall of near duplicates in real text: ``python -m benchmarks.near_duplicates SOURCE ...``.
 
 For every document the similarity of its runs of five words to the earlier documents is counted exactly, by an index of
-all runs. A document is a near duplicate if one of them reaches the similarity. Precision is the share of near ones
-of what ``corpus build --near-duplicates`` drops, recall the share of near duplicates that it drops. Equal
+all runs. A document is a near duplicate if one of them reaches the similarity. Precision is the share of near
+duplicates among what ``corpus build --near-duplicates`` drops, recall the share of near duplicates that it drops. Equal
 documents are left out first, as a build does it.
 """
 
@@ -19,7 +19,7 @@ from encoderlab.corpus.near_duplicates import _shingles, document_bands
 from encoderlab.corpus.sources import Reading
 from encoderlab.ranges import offsets
 
-COMMON = 200  # documents; a run of words in more of them is not followed, as a licence would link all with all
+COMMON = 200  # a run of words in more documents is skipped: a licence text would link them all
 
 
 def nearest_earlier(sets: list[set[int]]) -> np.ndarray:

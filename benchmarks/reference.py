@@ -37,8 +37,8 @@ LEFT, RIGHT, TOP, BOTTOM = 40, 12, 30, 26
 
 
 def target_entropy(recipe: Recipe, corpus: Path) -> float:
-    """Entropy in nats of the tokens that the recipe's data procedure has predicted, over 10,000 training rows: the
-    loss of a model that knows how often each is asked for, and no context.
+    """Entropy in nats of the tokens to be predicted in 10,000 training rows: the loss of a model that knows their
+    frequencies and no context.
     """
     text = Corpus(corpus)
     tokenizer = Tokenizer.load(text.tokenizer_path)
@@ -89,13 +89,13 @@ def record(run: Path, place: Path) -> dict[str, Any]:
 
 
 def further(name: str, loss: float, share: float | None) -> str:
-    """A loss beside the main one, with the share of right answers; what is only counted has no loss."""
+    """A further loss, with its accuracy; terms that are only counted have no loss."""
     parts = [name.replace("_", " "), f"{loss:.3f}" if loss else "", f"({share:.1%})" if share is not None else ""]
     return " ".join(part for part in parts if part)
 
 
 def occasions(records: list[dict[str, Any]]) -> str:
-    """When and on which processor the runs were recorded, the names of those that stand apart."""
+    """When and on which processor the runs were recorded, with the names of exceptions."""
     groups: dict[str, list[str]] = {}
     for r in records:
         groups.setdefault(f"on {r['recorded']} on {r['hardware']['cpu']}", []).append(r["recipe"])

@@ -80,7 +80,7 @@ def read(name: str, data: Path) -> tuple[Task, dict[str, Split]]:
 def measure(
     name: str, model: Model, data: Path, runs: Path, plan: Protocol
 ) -> tuple[list[ResultRow], list[ProtocolResult]]:
-    """The lines of one set, and what the two systems found."""
+    """The lines of one set, and the results of both systems."""
     task, splits = read(name, data)
     kept = runs / name / "baselines.json"
     if not kept.exists():
@@ -180,7 +180,7 @@ def main() -> None:
     parser.add_argument("--english", nargs="+", default=[], help="models for the English sets: names or folders")
     parser.add_argument("--chinese", nargs="+", default=[], help="models for the Chinese sets")
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--runs", type=Path, required=True, help="folder of the runs, to make or to go on with")
+    parser.add_argument("--runs", type=Path, required=True, help="folder of the runs, to make or to continue")
     parser.add_argument("--out", type=Path, required=True, help="Markdown file to write")
     parser.add_argument("--sets", nargs="+", default=[*SETS, *FILES], choices=[*SETS, *FILES], metavar="SET")
     parser.add_argument("--seeds", type=int, default=3)

@@ -93,7 +93,7 @@ def made(size: str, tokenizer: Tokenizer, head: bool) -> Model:
 
 
 def run(command: list[str], cwd: Path) -> Any:
-    """The last line that a program prints, as JSON; the line that names its error where it fails."""
+    """The last line that a program prints, as JSON; if it fails, the line of its error."""
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no message"]

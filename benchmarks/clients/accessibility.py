@@ -3,8 +3,8 @@
     npm install axe-core
     python -m benchmarks.clients.accessibility --axe node_modules/axe-core/axe.min.js --out FILE
 
-Every kind of model has a tiny one with random weights; explanations are open. The file holds the violations, with the
-number of rules that were passed.
+One tiny model of each kind, with random weights; explanations are open. The file has the violations and the number of
+rules that passed.
 """
 
 from __future__ import annotations

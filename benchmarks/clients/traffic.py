@@ -166,7 +166,7 @@ async def client(port: int, seed: int, end: float, counts: Counter[str], strange
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--pid", type=int, help="of the server, whose memory is noted")
+    parser.add_argument("--pid", type=int, help="process id of the server, to record its memory")
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--out", type=Path, required=True)

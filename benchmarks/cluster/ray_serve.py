@@ -27,7 +27,7 @@ from encoderlab.interchange.places import resolve
 
 CORES = int(os.environ.get("CORES", "1"))
 REPLICAS = int(os.environ.get("REPLICAS", "2"))
-WAIT = 60.0  # seconds for another replica
+WAIT = 60.0  # seconds to wait for another replica
 
 
 @serve.deployment(
@@ -57,7 +57,7 @@ class Replica:
         async def receive() -> dict[str, Any]:
             if wanted:
                 return wanted.pop()
-            await asyncio.Event().wait()  # the client stays
+            await asyncio.Event().wait()  # the client has not disconnected
             raise AssertionError
 
         async def send(message: Any) -> None:

@@ -1,4 +1,4 @@
-"""Keep what a study found in benchmarks/studies/found/NAME, without this machine's paths, so that any checkout goes on.
+"""Keep what a study found in benchmarks/studies/found/NAME, without paths of this machine, so any checkout continues.
 
 python -m benchmarks.studies.keep NAME
 """
@@ -15,7 +15,7 @@ RUNS = HERE.parents[1] / "runs" / "studies"
 
 
 def keep(out: Path, found: Path) -> int:
-    """Copy the results of the study in ``out`` and what identifies their cells; the number of results."""
+    """Copy the results of the study in ``out`` and what identifies their cells; returns their number."""
     results = sorted((out / "results").rglob("*.json"))
     for path in results:
         cell = path.relative_to(out / "results")

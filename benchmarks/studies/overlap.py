@@ -1,9 +1,9 @@
-"""How much of what is reported stands in the text that a model was pretrained on: runs of 13 words.
+"""How many texts of data sets occur in the text that a model was pretrained on: runs of 13 words.
 
     python -m benchmarks.studies.overlap TEXT DATA/pairs/blimp DATA/glue DATA/ner ...
 
 prints, for every data set, how many of its texts share 13 words in a row with a text below TEXT, and how many texts of
-5 to 12 words stand there whole (sentences of minimal pairs are that short). A word is a run of letters and digits in
+5 to 12 words occur there whole (sentences of minimal pairs are that short). A word is a run of letters and digits in
 lower case, and every Chinese character. A text is a string of a JSON line or a cell between tabs; where a file has a
 token on each line, it is a block between blank lines. Memory: 80 bytes for each word of the text.
 """
