@@ -32,7 +32,6 @@ from encoderlab.objectives.rtd import ReplacedTokenDetection, RTDSettings
 from encoderlab.objectives.vocabulary import Vocabulary
 from encoderlab.recipes import RECIPES, recipe
 from encoderlab.train.checks import check
-from encoderlab.train.folder import compare
 from encoderlab.train.networks import build_objective, fit
 from encoderlab.train.recipe import Budget, Phase, Ramp, Recipe
 from tests.batches.memory_corpus import BERT, MASK, SPECIAL, random_corpus
@@ -119,9 +118,9 @@ def test_what_the_released_code_says() -> None:
     for name in ("distilbert-base", "distilroberta-base", "distilbert-mini"):
         assert recipe(name).objective.masking.random_from == "all"  # type: ignore[union-attr]
         corpus = random_corpus(3, documents=99, sentences=(1, 3))
-        plan = recipe(name).rows.plan(corpus, np.arange(99), np.random.default_rng(1), BERT, 512)  # type: ignore[union-attr]
+        plan = recipe(name).format.plan(corpus, np.arange(99), np.random.default_rng(1), BERT, 512)  # type: ignore[union-attr]
         assert plan.placement == "single" and min(plan.lengths(BERT)) == 12 and len(plan) < 99
-    separated = [name for name in RECIPES if getattr(recipe(name).rows, "separator", False) and "transformer" in name]
+    separated = [name for name in RECIPES if getattr(recipe(name).format, "separator", False) and "transformer" in name]
     assert sorted(separated) == [
         f"transformer-xl-{name}" for name in ("lm1b-base", "lm1b-large", "wt103-base", "wt103-large")
     ]
@@ -215,10 +214,12 @@ def test_dynamic_masks_do_not_repeat() -> None:
 def test_rows_had_a_length(caplog: pytest.LogCaptureFixture) -> None:
     """Files of earlier versions are read; a user who sets it is told that it has no effect."""
     now = recipe("bert-mini")
-    before = to_dict(now) | {"rows": {**to_dict(now.rows), "length": 128}}
-    assert from_dict(Recipe, before) == now and compare(before, to_dict(now)) == []
+    before = to_dict(now)
+    before["rows"] = {**before.pop("format"), "length": 128}
+    assert from_dict(Recipe, before) == now
     assert not caplog.records
     assert override(now, {"rows.length": 64}) == now
+    assert override(now, {"rows.kind": "chunks"}) == override(now, {"format.kind": "chunks"}) != now
     assert "rows.length has no effect, because each phase sets" in caplog.text
 
 
@@ -248,16 +249,20 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "memory over shuffled rows": (
         "transformer-xl-mini",
-        {"rows": FullSentences()},
-        "set rows to contiguous_streams, or objective.memory and",
+        {"format": FullSentences()},
+        "set format.kind to contiguous_streams, or objective.memory and",
     ),
     "permutation memory over shuffled rows": (
         "xlnet-mini",
-        {"rows": FullSentences()},
-        "set rows to xlnet_streams, or objective.memory to 0",
+        {"format": FullSentences()},
+        "set format.kind to xlnet_streams, or objective.memory to 0",
     ),
-    "a stream of XLNet's rows": ("transformer-xl-mini", {"rows": recipe("xlnet-mini").rows}, "are not plain text"),
-    "streams for masks": ("bert-mini", {"rows": recipe("transformer-xl-mini").rows}, "are for the causal objective"),
+    "a stream of XLNet's rows": ("transformer-xl-mini", {"format": recipe("xlnet-mini").format}, "are not plain text"),
+    "streams for masks": (
+        "bert-mini",
+        {"format": recipe("transformer-xl-mini").format},
+        "are for the causal objective",
+    ),
     "streams that grow": ("transformer-xl-mini", {"ramp": Ramp(rows=8)}, "number of streams cannot change"),
     "streams of two widths": (
         "transformer-xl-mini",
@@ -271,7 +276,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "windows that vary beyond the positions": (
         "bert-base-ltr",
-        {"rows": ContiguousStreams(separator=False, variable=True)},
+        {"format": ContiguousStreams(separator=False, variable=True)},
         "rows of 527 tokens exceed the model's 512 positions; shorten phases.length to 497",
     ),
     "rows longer than the positions": ("bert-mini", {"phases": (Phase(length=1024, rows=8),)}, "512 positions"),
@@ -281,21 +286,21 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"generator": replace(models.config("deberta-v3-mini-generator"), mask_decoder=64)},
         "mask decoder's 64 positions",
     ),
-    "two lengths of reuse": ("xlnet-mini", {"rows": XLNetStreams(reuse=32)}, "objective.reuse to 32"),
+    "two lengths of reuse": ("xlnet-mini", {"format": XLNetStreams(reuse=32)}, "objective.reuse to 32"),
     "reuse in rows that are no streams": (
         "xlnet-mini",
-        {"rows": FullSentences(), "objective": PermutationSettings(memory=0, reuse=64)},
+        {"format": FullSentences(), "objective": PermutationSettings(memory=0, reuse=64)},
         "objective.reuse to 0",
     ),
     "a stream that never advances": (
         "xlnet-mini",
-        {"rows": XLNetStreams(reuse=0), "objective": PermutationSettings(memory=0, reuse=0)},
-        "rows.reuse to 64",
+        {"format": XLNetStreams(reuse=0), "objective": PermutationSettings(memory=0, reuse=0)},
+        "format.reuse to 64",
     ),
     "a stream that never advances, for masks": (
         "bert-mini",
-        {"rows": XLNetStreams(reuse=0)},
-        "rows.reuse to 64",
+        {"format": XLNetStreams(reuse=0)},
+        "format.reuse to 64",
     ),
     "hardly any context": ("xlnet-mini", {"phases": (Phase(length=72, rows=8),)}, "too little context"),
     "repeated streams": ("transformer-xl-mini", {"duplicates": 10}, "null for streams"),

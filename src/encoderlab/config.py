@@ -189,8 +189,8 @@ def override(config: T, assignments: Mapping[str, Any], *, where: str = "--set")
     for path, value in sorted(assignments.items(), key=lambda item: _kinds_first(item[0])):
         *parents, last = path.split(".")
         node, hint = _walk(data, type(config), parents, where)
-        place = _place(node, last, path, where)
-        if why := _retired(hint, node).get(last):
+        place = _place(hint, node, last, path, where)
+        if why := getattr(_option(hint, node), "retired", {}).get(last):
             log.warning("%s: %s has no effect, because %s", where, path, why)
         if isinstance(value, str):
             value = _meant(_hint_at(hint, node, place), value)
@@ -227,17 +227,17 @@ def _kinds_first(path: str) -> tuple[bool, int]:
 def _walk(data: Any, hint: Any, parts: Sequence[str], where: str) -> tuple[Any, Any]:
     """The value at the path ``parts`` of ``data``, created if missing, and its type."""
     for depth, part in enumerate(parts, 1):
-        place = _place(data, part, ".".join(parts[:depth]), where)
+        place = _place(hint, data, part, ".".join(parts[:depth]), where)
         if isinstance(data, dict) and data.get(place) is None:
             data[place] = {}
         data, hint = data[place], _hint_at(hint, data, place)
     return data, hint
 
 
-def _place(node: Any, part: str, path: str, where: str) -> Any:
+def _place(hint: Any, node: Any, part: str, path: str, where: str) -> Any:
     """The key for ``part`` in a mapping, or its index in a list. Unknown keys of mappings are refused later."""
     if isinstance(node, dict):
-        return part
+        return getattr(_option(hint, node), "renamed", {}).get(part, part)
     if isinstance(node, list) and part.isdecimal() and int(part) < len(node):
         return int(part)
     known = [str(i) for i in range(len(node))] if isinstance(node, list) else []
@@ -378,15 +378,16 @@ def _hint_at(hint: Any, data: Any, place: str | int) -> Any:
     """The hint of the field or entry at ``place`` of ``data``, whose hint is ``hint``; Any if unknown."""
     if isinstance(place, int):
         return _entry_hint(hint, place)
-    options = _options(hint)
-    option = next(iter(options.values())) if len(options) == 1 else _named(options, data.get("kind"))
+    option = _option(hint, data)
     return Any if option is None else _field_hints(option).get(place, Any)
 
 
-def _retired(hint: Any, data: Any) -> Mapping[str, str]:
-    """The retired keys of the dataclass that ``data`` becomes."""
-    option = _named(_options(hint), data.get("kind")) if isinstance(data, dict) else None
-    return getattr(option, "retired", {})
+def _option(hint: Any, data: Any) -> Any:
+    """The dataclass that ``data`` becomes; None if it is not known."""
+    options = _options(hint)
+    if len(options) == 1:
+        return next(iter(options.values()))
+    return _named(options, data.get("kind")) if isinstance(data, dict) else None
 
 
 def _entry_hint(hint: Any, index: int) -> Any:

@@ -153,11 +153,16 @@ def run(
     def source(phase: Phase, rows: int, state: dict[str, int] | None) -> LoaderSource:
         shared: dict[str, Any] = {"framing": framing, "seed": 3, "batch_rows": rows, "rank": rank, "world": world}
         loader = Loader(
-            text, recipe.rows, phase.length, state=state, transform=lambda r: objective.make_batch(r, seed=3), **shared
+            text,
+            recipe.format,
+            phase.length,
+            state=state,
+            transform=lambda r: objective.make_batch(r, seed=3),
+            **shared,
         )
         return Doomed(loader, die_at)
 
-    assert isinstance(recipe.rows, StreamFormat) == (case in ("permutation", "causal"))
+    assert isinstance(recipe.format, StreamFormat) == (case in ("permutation", "causal"))
     train(objective, recipe, Data(source=source), out, **options)
 
 

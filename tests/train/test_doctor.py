@@ -79,7 +79,7 @@ def tiny(**changes: Any) -> Recipe:
     recipe = replace(
         recipe,
         model=model,
-        rows=FullSentences(),
+        format=FullSentences(),
         budget=Budget(amount=300),
         phases=(Phase(length=32, rows=16),),
         optim=replace(recipe.optim, lr=4e-3),
@@ -180,7 +180,9 @@ def shrunk(name: str, **changes: Any) -> Recipe:
         return resized(config, layers=2, width=32, heads=2, ff_width=64, embed_width=None)
 
     generator = None if recipe.generator is None else small(recipe.generator)
-    recipe = replace(tiny(), **{"name": name, "model": small(recipe.model), "generator": generator}, rows=recipe.rows)
+    recipe = replace(
+        tiny(), **{"name": name, "model": small(recipe.model), "generator": generator}, format=recipe.format
+    )
     return replace(recipe, objective=recipes.recipe(name).objective, budget=Budget(amount=3), **changes)
 
 
@@ -213,7 +215,7 @@ def test_a_frozen_difference_of_embeddings(corpus: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["electra-mini-original-masked", "bert-mini"])
 def test_heads_without_a_loss_are_not_frozen(name: str, corpus: Path, tmp_path: Path) -> None:
     recipe = shrunk(name)
-    out = run(replace(recipe, rows=FullSentences()) if name == "bert-mini" else recipe, corpus, tmp_path / "run")
+    out = run(replace(recipe, format=FullSentences()) if name == "bert-mini" else recipe, corpus, tmp_path / "run")
     assert "frozen weights" not in names(doctor.examine(out))
 
 
@@ -549,7 +551,7 @@ def test_a_loader_that_starves_the_device() -> None:
 @pytest.mark.parametrize(
     ("recipe", "remedy"),
     [
-        ({}, "rows.kind=packed_documents"),
+        ({}, "format.kind=packed_documents"),
         ({"packing": "fixed"}, "set packing=packed"),
         ({"packing": "dynamic"}, "set packing=packed"),
         ({"packing": "packed"}, "raise row_length"),

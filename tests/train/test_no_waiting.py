@@ -162,7 +162,7 @@ def test_pretraining(case: str) -> None:
     recipe = recipes.recipe(name)
     objective = make(recipe)
     rows = {"causal": STREAMS, "adaptive": STREAMS, "adaptive-widths": STREAMS, "permutation": XLNET}
-    form = rows.get(case, recipe.rows)
+    form = rows.get(case, recipe.format)
     framing = Framing(kind="xlnet" if case == "permutation" else "bert", cls=2, sep=3, eod=3)
     made = {"framing": framing, "seed": 3, "batch_rows": 8, "transform": lambda r: objective.make_batch(r, seed=3)}
     batches = list(islice(Loader(corpus(), form, 24, **made), 2 if case in rows else 1))

@@ -203,7 +203,7 @@ def test_a_later_phase_that_the_text_is_too_short_for_is_refused_at_once(tmp_pat
     made = build(tmp_path, language(70))
     phases = (Phase(length=32, rows=8, share=0.5), Phase(length=32_768, rows=8, share=0.5))
     model = resized(short("xlnet-tiny").model, dropout=0.0)
-    long = short("xlnet-tiny", model=model, objective=MLMSettings(), rows=FullSentences(), phases=phases)
+    long = short("xlnet-tiny", model=model, objective=MLMSettings(), format=FullSentences(), phases=phases)
     with pytest.raises(DataError, match="shorter than one row of 32768"):
         pretrain(long, made, tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -212,7 +212,7 @@ def test_a_later_phase_that_the_text_is_too_short_for_is_refused_at_once(tmp_pat
 def xlnet(rows: int) -> Recipe:
     return short(
         "xlnet-tiny",
-        rows=XLNetStreams(reuse=16, separator=False),
+        format=XLNetStreams(reuse=16, separator=False),
         objective=PermutationSettings(targets=Targets(count=4, block=16), memory=16, reuse=16),
         phases=(Phase(length=64, rows=rows),),
     )

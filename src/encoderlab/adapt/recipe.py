@@ -68,11 +68,11 @@ def recipe_of(model: Model, generator: Model | None, *, tokens: float, passes: f
         ConfigError: the objective of the model's family cannot run.
     """
     base, config = published(model.config), model.config
-    objective, rows, phase = base.objective, base.rows, base.phases[0]
-    if not isinstance(rows, StreamFormat):
+    objective, format, phase = base.objective, base.format, base.phases[0]
+    if not isinstance(format, StreamFormat):
         limit = config.encoder.max_length or 128
         phase = Phase(length=min(128, limit, config.mask_decoder or limit), rows=16)
-        rows = FullSentences()
+        format = FullSentences()
     more: dict[str, Any] = {}
     if isinstance(objective, RTDSettings):
         more["fresh_generator"] = generator is None
@@ -84,7 +84,7 @@ def recipe_of(model: Model, generator: Model | None, *, tokens: float, passes: f
         name="adapt",
         model=_trained(replace(config, pair=False)),
         objective=objective,
-        rows=rows,
+        format=format,
         phases=(phase,),
         budget=Budget(amount=steps),
         optim=AdamW(lr=max(lr, 1e-4) if config.encoder.width < 768 else 1e-4, weight_decay=0.01),

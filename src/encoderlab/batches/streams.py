@@ -165,7 +165,7 @@ class XLNetStreams(BaseFormat):
         if not 0 < self.reuse < length - 4:
             raise ConfigError(
                 f"rows of {length} tokens cannot reuse {self.reuse}: a stream advances by the reused tokens, "
-                f"and two texts with three special tokens follow it; set rows.reuse to {length // 2}"
+                f"and two texts with three special tokens follow it; set format.reuse to {length // 2}"
             )
 
     def shortest(self, length: int) -> int:

@@ -146,7 +146,7 @@ def recipe_for(chosen: QuickstartPlan, seed: int) -> Recipe:
         name=f"{chosen.recipe}-quickstart",
         model=resized(replace(base.model, pair=False), layers=chosen.layers, dropout=0.0, attention_dropout=0.0),
         objective=MLMSettings(masking=Masking(rate=0.3, random_from="all")),
-        rows=PackedDocuments(),
+        format=PackedDocuments(),
         phases=(Phase(length=128, rows=8),),
         budget=Budget(amount=chosen.pretraining / 3600, unit="hours"),
         optim=replace(base.optim, lr=1e-3),

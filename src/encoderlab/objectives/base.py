@@ -91,15 +91,15 @@ class Settings(Bounded, ABC):
         forward pass of a distillation's teacher if there is one.
         """
 
-    def check(self, model: ModelConfig, rows: Format, lengths: Sequence[int]) -> None:
+    def check(self, model: ModelConfig, format: Format, lengths: Sequence[int]) -> None:
         """Refuse rows that the objective cannot read; ``lengths`` are those of the phases.
 
         Raises:
             ConfigError: with a remedy.
         """
-        if isinstance(rows, ContiguousStreams):
+        if isinstance(format, ContiguousStreams):
             raise ConfigError(
-                f"contiguous_streams are for the causal objective, not {self.kind!r}; set rows to full_sentences"
+                f"contiguous_streams are for the causal objective, not {self.kind!r}; set format.kind to full_sentences"
             )
 
     @property
@@ -154,7 +154,7 @@ class Objective(nn.Module):
         raise NotImplementedError
 
 
-def check_continued(settings: Settings, rows: Format, streams: type[StreamFormat], *names: str) -> None:
+def check_continued(settings: Settings, format: Format, streams: type[StreamFormat], *names: str) -> None:
     """Refuse memory for shuffled rows, because memory belongs to the previous row of a stream.
 
     Args:
@@ -165,9 +165,9 @@ def check_continued(settings: Settings, rows: Format, streams: type[StreamFormat
         ConfigError: names the fields.
     """
     remembered = [f"objective.{name}" for name in names if getattr(settings, name)]
-    if remembered and not isinstance(rows, StreamFormat):
+    if remembered and not isinstance(format, StreamFormat):
         raise ConfigError(
-            f"shuffled rows ({rows.kind}) cannot have memory of earlier rows; set rows to {streams.kind}, or "
+            f"shuffled rows ({format.kind}) cannot have memory of earlier rows; set format.kind to {streams.kind}, or "
             f"{' and '.join(remembered)} to 0"
         )
 

@@ -54,10 +54,12 @@ class CausalSettings(Settings):
     def operations(self, model: ModelConfig, second: ModelConfig | None, length: int) -> float:
         return flops.training(model, length, predicted=1.0, memory=self.memory)
 
-    def check(self, model: ModelConfig, rows: Format, lengths: Sequence[int]) -> None:
-        check_continued(self, rows, ContiguousStreams, "memory", "evaluation_memory")
-        if isinstance(rows, XLNetStreams):
-            raise ConfigError("xlnet_streams are not plain text but pairs of texts; set rows to contiguous_streams")
+    def check(self, model: ModelConfig, format: Format, lengths: Sequence[int]) -> None:
+        check_continued(self, format, ContiguousStreams, "memory", "evaluation_memory")
+        if isinstance(format, XLNetStreams):
+            raise ConfigError(
+                "xlnet_streams are not plain text but pairs of texts; set format.kind to contiguous_streams"
+            )
 
 
 class Causal(Objective):

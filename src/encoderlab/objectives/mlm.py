@@ -54,9 +54,9 @@ class MLMSettings(Settings):
     def operations(self, model: ModelConfig, second: ModelConfig | None, length: int) -> float:
         return masked_operations(model, length, self.masking.mean_rate)
 
-    def check(self, model: ModelConfig, rows: Format, lengths: Sequence[int]) -> None:
-        super().check(model, rows, lengths)
-        if isinstance(rows, SegmentPairs) and not model.pair:
+    def check(self, model: ModelConfig, format: Format, lengths: Sequence[int]) -> None:
+        super().check(model, format, lengths)
+        if isinstance(format, SegmentPairs) and not model.pair:
             log.info("rows are pairs, but the model has no sentence-pair head: the pair label is not trained")
 
 

@@ -53,13 +53,13 @@ class PermutationSettings(Settings):
     def operations(self, model: ModelConfig, second: ModelConfig | None, length: int) -> float:
         return flops.training(model, length, predicted=self.targets.count / length, memory=self.memory)
 
-    def check(self, model: ModelConfig, rows: Format, lengths: Sequence[int]) -> None:
-        check_continued(self, rows, XLNetStreams, "memory")
-        super().check(model, rows, lengths)
-        reuse = rows.reuse if isinstance(rows, XLNetStreams) else 0
+    def check(self, model: ModelConfig, format: Format, lengths: Sequence[int]) -> None:
+        check_continued(self, format, XLNetStreams, "memory")
+        super().check(model, format, lengths)
+        reuse = format.reuse if isinstance(format, XLNetStreams) else 0
         if reuse != self.reuse:
             raise ConfigError(
-                f"the rows ({rows.kind}) reuse {reuse} tokens and the objective {self.reuse}, but both must "
+                f"the rows ({format.kind}) reuse {reuse} tokens and the objective {self.reuse}, but both must "
                 f"be equal; set objective.reuse to {reuse}"
             )
         for length in lengths:

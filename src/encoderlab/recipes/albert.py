@@ -25,7 +25,7 @@ def recipe(name: str) -> Recipe:
         name=name,
         model=models.config(name),
         objective=MLMSettings(masking=Masking(unit=NGrams(), most=20, random_from="all")),
-        rows=SegmentPairs(relation="order"),
+        format=SegmentPairs(relation="order"),
         optim=Lamb(lr=1.76e-3),
         schedule=Bert(warmup=3125),
         budget=Budget(amount=steps),

@@ -27,14 +27,14 @@ def recipe(name: str) -> Recipe:
         name=name,
         model=models.config(name),
         objective=MLMSettings(masking=MASKING),
-        rows=SegmentPairs(),
+        format=SegmentPairs(),
         optim=BertAdam(lr=1e-4),
         schedule=Bert(warmup=10_000),
         budget=Budget(amount=1_000_000),
         phases=(Phase(length=128, rows=256, share=0.9), Phase(length=512, rows=256, share=0.1)),
     )
     if name == "bert-base-ltr":
-        return replace(published, objective=CausalSettings(), rows=FullSentences())
+        return replace(published, objective=CausalSettings(), format=FullSentences())
     if not is_small(name):
         return published
     # At 1e-3 one run of bert-mini in five fell back to the loss of token frequencies and did not recover (docs/LOG.md).
@@ -66,7 +66,7 @@ def chinese_whole_words(name: str, model: str) -> Recipe:
 def no_pairs(name: str, model: str) -> Recipe:
     """BERT without next sentence prediction, on full sentences of one document (section 5.1)."""
     base = recipe(model)
-    return replace(base, name=name, rows=FullSentences(cross_documents=False), model=replace(base.model, pair=False))
+    return replace(base, name=name, format=FullSentences(cross_documents=False), model=replace(base.model, pair=False))
 
 
 VARIANTS: dict[str, Callable[[str], Recipe]] = {
@@ -78,5 +78,5 @@ VARIANTS: dict[str, Callable[[str], Recipe]] = {
     "bert-mini-no-nsp": partial(no_pairs, model="bert-mini"),
     "bert-mini-static": lambda name: replace(recipe("bert-mini"), name=name, duplicates=10),
     "bert-mini-ngrams": partial(masking, model="bert-mini", unit=NGrams()),
-    "bert-mini-sentence-pairs": lambda name: replace(recipe("bert-mini"), name=name, rows=SentencePairs()),
+    "bert-mini-sentence-pairs": lambda name: replace(recipe("bert-mini"), name=name, format=SentencePairs()),
 }

@@ -24,7 +24,7 @@ def recipe(name: str) -> Recipe:
         name=name,
         model=models.config(name),
         objective=DistillSettings(student_from=(0, 2, 4, 7, 9, 11)),
-        rows=SingleDocuments(shortest=10),  # and [CLS] and [SEP]
+        format=SingleDocuments(shortest=10),  # and [CLS] and [SEP]
         optim=AdamW(lr=5e-4, betas=(0.9, 0.98), weight_decay=0.0),
         schedule=Polynomial(warmup=0.05),
         budget=Budget(amount=13e9, unit="tokens"),

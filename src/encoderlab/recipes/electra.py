@@ -38,7 +38,7 @@ def recipe(name: str) -> Recipe:
         model=models.config(name),
         generator=models.config(f"{name}-generator"),
         objective=RTDSettings(masking=masking),
-        rows=ElectraSegments(),
+        format=ElectraSegments(),
         optim=BertAdam(lr=lr),
         schedule=Electra(warmup=10_000),
         budget=Budget(amount=steps),

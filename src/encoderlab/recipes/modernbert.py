@@ -65,7 +65,7 @@ def _recipe(name: str, model: str, *, tokens: float, schedule: Schedule, lr: flo
         name=name,
         model=config,
         objective=MLMSettings(masking=Masking(rate=0.3, count="stochastic")),
-        rows=FullSentences(),
+        format=FullSentences(),
         optim=StableAdamW(lr=lr or later, betas=(0.9, 0.98), weight_decay=weight_decay),
         schedule=schedule,
         budget=Budget(amount=tokens, unit="tokens"),

@@ -24,7 +24,7 @@ def recipe(name: str) -> Recipe:
         name=name,
         model=models.config(name),
         objective=MLMSettings(masking=Masking(count="stochastic")),
-        rows=FullSentences(),
+        format=FullSentences(),
         optim=AdamW(lr=4e-4 if large else 6e-4, betas=(0.9, 0.98), weight_decay=0.01, no_decay=()),
         schedule=Polynomial(warmup=30_000 if large else 24_000),
         budget=Budget(amount=500_000),
@@ -34,20 +34,20 @@ def recipe(name: str) -> Recipe:
     return small(published) if is_small(name) else published
 
 
-def with_rows(name: str, model: str, rows: FullSentences | SegmentPairs | SentencePairs) -> Recipe:
+def with_format(name: str, model: str, format: FullSentences | SegmentPairs | SentencePairs) -> Recipe:
     """One of the four input formats of table 2; formats with pairs add next sentence prediction."""
     base = recipe(model)
-    if isinstance(rows, FullSentences):
-        return replace(base, name=name, rows=rows)
-    return replace(base, name=name, rows=rows, model=replace(base.model, pooler=Pooler(), pair=True))
+    if isinstance(format, FullSentences):
+        return replace(base, name=name, format=format)
+    return replace(base, name=name, format=format, model=replace(base.model, pooler=Pooler(), pair=True))
 
 
 def _formats(model: str) -> dict[str, Callable[[str], Recipe]]:
     doc_sentences = FullSentences(cross_documents=False, batch="tokens")
     return {
-        f"{model}-doc-sentences": partial(with_rows, model=model, rows=doc_sentences),
-        f"{model}-segment-pairs": partial(with_rows, model=model, rows=SegmentPairs()),
-        f"{model}-sentence-pairs": partial(with_rows, model=model, rows=SentencePairs()),
+        f"{model}-doc-sentences": partial(with_format, model=model, format=doc_sentences),
+        f"{model}-segment-pairs": partial(with_format, model=model, format=SegmentPairs()),
+        f"{model}-sentence-pairs": partial(with_format, model=model, format=SentencePairs()),
     }
 
 

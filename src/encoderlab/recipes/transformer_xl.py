@@ -33,7 +33,7 @@ def recipe(name: str) -> Recipe:
         name=name,
         model=models.config(name),
         objective=CausalSettings(memory=memory, evaluation_memory=evaluation, same_length=True),
-        rows=ContiguousStreams(separator="enwik8" not in name and "text8" not in name),
+        format=ContiguousStreams(separator="enwik8" not in name and "text8" not in name),
         optim=AdamW(lr=2.5e-4, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0),
         schedule=Cosine(warmup=warmup),
         budget=Budget(amount=steps),
@@ -45,6 +45,6 @@ def recipe(name: str) -> Recipe:
     scaled = replace(
         published,
         objective=CausalSettings(memory=128, evaluation_memory=256, same_length=True),
-        rows=ContiguousStreams(separator=False),
+        format=ContiguousStreams(separator=False),
     )
     return small(scaled)

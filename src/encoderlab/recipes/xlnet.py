@@ -25,7 +25,7 @@ def recipe(name: str) -> Recipe:
         name=name,
         model=models.config(name),
         objective=PermutationSettings(),
-        rows=XLNetStreams(),
+        format=XLNetStreams(),
         optim=BertAdam(lr=4e-4),
         schedule=Polynomial(warmup=40_000, end=1e-3),
         budget=Budget(amount=500_000),
@@ -35,7 +35,7 @@ def recipe(name: str) -> Recipe:
         return published
     scaled = replace(
         published,
-        rows=XLNetStreams(reuse=64, separator=False),
+        format=XLNetStreams(reuse=64, separator=False),
         objective=PermutationSettings(targets=Targets(count=42, block=64), memory=96, reuse=64),
     )
     return small(scaled, rows=32, steps=800)

@@ -241,7 +241,7 @@ class StudyPlan:
         """Lines that say what is equal for all arms and what differs."""
         study = self.study
         corpora = {Corpus(self.corpus(arm)).manifest.content for arm in self.arms}
-        formats = {self.recipe(arm, study.amounts[0], 1).rows.kind for arm in self.arms}
+        formats = {self.recipe(arm, study.amounts[0], 1).format.kind for arm in self.arms}
         same = "The same documents for every arm, in the same order for the same seed"
         remarks = [
             f"{same}." if len(corpora) == 1 else "The arms read different corpora; the order follows from the seed."

@@ -25,8 +25,8 @@ def check(recipe: Recipe) -> None:
     _check_generator(recipe)
     _check_masking(recipe)
     for length in lengths:
-        recipe.rows.check(length)
-    recipe.objective.check(recipe.model, recipe.rows, lengths)
+        recipe.format.check(length)
+    recipe.objective.check(recipe.model, recipe.format, lengths)
     _check_streams(recipe)
     _check_duplicates(recipe)
     _check_decoders(recipe)
@@ -64,14 +64,14 @@ def _check_masking(recipe: Recipe) -> None:
 
 
 def _check_streams(recipe: Recipe) -> None:
-    if not isinstance(recipe.rows, StreamFormat):
+    if not isinstance(recipe.format, StreamFormat):
         return
     if len({phase.rows for phase in recipe.phases}) > 1 or recipe.ramp is not None:
         raise ConfigError("the number of streams cannot change; give every phase the same rows and no ramp")
 
 
 def _check_duplicates(recipe: Recipe) -> None:
-    if recipe.duplicates is not None and (isinstance(recipe.rows, StreamFormat) or recipe.duplicates < 1):
+    if recipe.duplicates is not None and (isinstance(recipe.format, StreamFormat) or recipe.duplicates < 1):
         raise ConfigError(
             f"duplicates {recipe.duplicates}: shuffled rows and their masks repeat after this many epochs; "
             "give at least 1, or null for streams"
@@ -89,7 +89,7 @@ def _check_decoders(recipe: Recipe) -> None:
 
 def _check_lengths(recipe: Recipe) -> None:
     """Refuse rows longer than the positions of a network."""
-    beyond = recipe.rows.longest(0)
+    beyond = recipe.format.longest(0)
     longest = max(phase.length for phase in recipe.phases) + beyond
     for config in filter(None, (recipe.model, recipe.generator)):
         limit = config.encoder.max_length

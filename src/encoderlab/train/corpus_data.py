@@ -69,7 +69,7 @@ class _Splits:
         """This process's part of batches of ``rows`` rows, from ``state`` or from the start."""
         loader = Loader(
             self.text,
-            self.recipe.rows,
+            self.recipe.format,
             phase.length,
             framing=self.framing,
             seed=self.recipe.seed,
@@ -111,7 +111,7 @@ class _Splits:
             try:
                 return Loader(
                     self.held_out,
-                    self.recipe.rows,
+                    self.recipe.format,
                     phase.length,
                     framing=self.framing,
                     seed=VALIDATION_SEED,
@@ -120,7 +120,7 @@ class _Splits:
                     epochs=1,
                 )
             except DataError:
-                if not isinstance(self.recipe.rows, StreamFormat) or rows <= 2:
+                if not isinstance(self.recipe.format, StreamFormat) or rows <= 2:
                     raise
                 rows = max(2, rows // 4 * 2)  # a short split has fewer streams, in pairs for XLNet
 

@@ -445,7 +445,7 @@ def padding(e: Evidence) -> Finding | None:
     packing = e.recipe.get("packing")  # only fine-tuning has this field
     if packing is None:
         remedy = (
-            "pack documents (rows.kind=packed_documents, which has no sentence pairs), or shorten the rows "
+            "pack documents (format.kind=packed_documents, which has no sentence pairs), or shorten the rows "
             "(phases.0.length)"
         )
     else:

@@ -29,9 +29,9 @@ log = logging.getLogger(__name__)
 _PACKAGE = logging.getLogger("encoderlab")  # all modules log below this logger, so run.log gets their lines
 
 RECIPE, METRICS, LOG, LOCK = "recipe.json", "metrics.jsonl", "run.log", ".lock"
-EXECUTION = ("execution.", "checkpoints.", "log_every", "rows.length")
+EXECUTION = ("execution.", "checkpoints.", "log_every")
 """Prefixes of recipe fields that may change between sessions of one run, because they change how a result is computed
-and what is saved, not the result. ``rows.length`` is of earlier versions and never had an effect.
+and what is saved, not the result.
 """
 
 

@@ -77,13 +77,13 @@ def _architectures(
 
 def check_segments(recipe: Recipe, tokenizer: Tokenizer, **networks: ModelConfig | None) -> None:
     """Refuse networks whose segment table is smaller than the number of segments in the tokenizer's rows."""
-    rows, needed = recipe.rows, recipe.rows.segments(tokenizer.framing)
+    needed = recipe.format.segments(tokenizer.framing)
     for name, config in networks.items():
         if config is not None and 0 < config.encoder.types < needed:
             raise ConfigError(
-                f"rows ({rows.kind}) with a tokenizer of kind {tokenizer.framing} have {needed} segments, and the "
-                f"{name} {config.encoder.types}; set encoder.types of the {name} to {needed}, or build the corpus with "
-                "another tokenizer"
+                f"rows ({recipe.format.kind}) with a tokenizer of kind {tokenizer.framing} have {needed} segments, "
+                f"and the {name} {config.encoder.types}; set encoder.types of the {name} to {needed}, or build the "
+                "corpus with another tokenizer"
             )
 
 

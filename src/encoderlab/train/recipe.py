@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -251,7 +251,7 @@ class Recipe(Training):
 
     Args:
         generator: the second network of replaced token detection.
-        rows: how rows are made of text; each phase sets their length.
+        format: how rows are made of text; each phase sets their length.
         duplicates: repeat the same rows and masks after this many epochs (static masking with that duplication
             factor); None draws new ones in every epoch.
         init_from: a model folder to continue from instead of starting with fresh weights.
@@ -262,7 +262,8 @@ class Recipe(Training):
     model: ModelConfig
     generator: ModelConfig | None = None
     objective: ObjectiveSettings = MLMSettings()
-    rows: Format = SegmentPairs()
+    renamed: ClassVar[dict[str, str]] = {"rows": "format"}
+    format: Format = SegmentPairs()
     duplicates: Count | None = None
     init_from: str | None = None
     fresh_generator: bool = False
