@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from encoderlab.config import to_dict
 from encoderlab.errors import ConfigError, DataError
+from encoderlab.recipes import recipe
 from encoderlab.train.folder import RunFolder, compare
 from encoderlab.train.optim import AdamW
 from encoderlab.train.recipe import Execution
@@ -59,6 +61,21 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("")
     with pytest.raises(ConfigError, match="is not empty and not a run folder .found 'thesis.tex'"):
         run(tmp_path)
+
+
+def test_a_run_with_the_keys_of_an_earlier_version_resumes(tmp_path: Path) -> None:
+    now = recipe("deberta-v3-tiny")
+    RunFolder(tmp_path, now, {}).close()
+    before = to_dict(now)
+    before["rows"] = before.pop("format") | {"length": 128}
+    for part in ("model", "generator"):
+        if before[part]["rtd"] is not None:
+            before[part]["rtd"] = {"form": before[part]["rtd"]["variant"]}
+    (tmp_path / "recipe.json").write_text(json.dumps(before))
+    with pytest.raises(ConfigError, match=r"another recipe \(seed was 1, now 9\)"):
+        RunFolder(tmp_path, replace(now, seed=9), {})
+    RunFolder(tmp_path, now, {}).close()
+    assert json.loads((tmp_path / "recipe.json").read_text()) == json.loads(json.dumps(to_dict(now)))
 
 
 @pytest.mark.parametrize("text", ["{}", '{"sessions": 3}', '{"sessions": [{}]}', '{"sessions": [{"data": 3}]}'])
