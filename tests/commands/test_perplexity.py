@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from pydoc_data import topics
 
 import pytest
 
@@ -13,6 +12,7 @@ from encoderlab import load
 from encoderlab.cli import main
 from encoderlab.corpus.shards import Corpus
 from encoderlab.measure.evaluate_lm import LMProtocol, evaluate_lm
+from tests.corpus.corpora import build_topics
 
 TRAIN = ["pretrain", "transformer-xl-tiny", "--steps", "2", "--set", "phases=[{length: 32, rows: 4}]"]
 TRAIN += ["--set", "evaluation.rows=4"]
@@ -21,11 +21,7 @@ TRAIN += ["--set", "evaluation.rows=4"]
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("perplexity")
-    (folder / "text").mkdir()
-    for name in sorted(topics.topics)[:30]:
-        (folder / "text" / f"{name}.txt").write_text(topics.topics[name], encoding="utf-8")
-    sizes = ["--vocab-size", "600", "--workers", "1"]
-    assert main(["corpus", "build", str(folder / "text"), "--out", str(folder / "corpus"), *sizes]) == 0
+    build_topics(folder, 30, 600)
     assert main([*TRAIN, "--corpus", str(folder / "corpus"), "--out", str(folder / "run")]) == 0
     return folder
 

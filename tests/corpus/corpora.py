@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from pydoc_data import topics
 
 import numpy as np
 
+from encoderlab.cli import main
 from encoderlab.corpus.assemble import Selection
 from encoderlab.corpus.build import BuildSettings, NewTokenizer
 from encoderlab.corpus.manifest import split_record, write_manifest
@@ -70,3 +72,12 @@ def write_corpus(folder: Path, splits: Mapping[str, Sequence[Sequence[Document]]
         records[split] = split_record([shard_record(folder, path) for path in paths])
     write_manifest(folder, vocab_size=vocab_size, splits=records, counts=counts, tokenizer=None)
     return Corpus(folder, next(iter(splits)))
+
+
+def build_topics(folder: Path, documents: int, vocabulary: int = 500) -> None:
+    """``folder/corpus`` from Python's help topics, by the command line."""
+    (folder / "text").mkdir()
+    for name in sorted(topics.topics)[:documents]:
+        (folder / "text" / f"{name}.txt").write_text(topics.topics[name], encoding="utf-8")
+    sizes = ["--vocab-size", str(vocabulary), "--workers", "1"]
+    assert main(["corpus", "build", str(folder / "text"), "--out", str(folder / "corpus"), *sizes]) == 0

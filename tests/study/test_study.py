@@ -26,6 +26,7 @@ from encoderlab.study.file import read
 from encoderlab.study.page import render
 from encoderlab.study.plan import StudyPlan
 from encoderlab.study.run import record, run
+from tests.corpus.corpora import build_topics
 
 SMALL: dict[str, Any] = {
     "corpus": "corpus",
@@ -42,11 +43,7 @@ SMALL: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("study")
-    (folder / "text").mkdir()
-    for name in sorted(topics.topics)[:30]:
-        (folder / "text" / f"{name}.txt").write_text(topics.topics[name], encoding="utf-8")
-    sizes = ["--vocab-size", "500", "--workers", "1"]
-    assert main(["corpus", "build", str(folder / "text"), "--out", str(folder / "corpus"), *sizes]) == 0
+    build_topics(folder, 30)
     words = topics.topics["assert"].split()
     lines = [" ".join(part) for n in range(9) for part in (words[n : n + 3], words[n : n + 3][::-1])]
     (folder / "pairs.txt").write_text("\n".join(lines))

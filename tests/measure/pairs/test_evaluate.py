@@ -18,17 +18,14 @@ from encoderlab.measure.pairs import evaluate
 from encoderlab.measure.pairs.baselines import WEIGHTS, Baselines
 from encoderlab.measure.pairs.reading import find, read
 from encoderlab.measure.pairs.scorers import scorers_of
+from tests.corpus.corpora import build_topics
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A corpus, a model of its tokenizer, and two files of pairs."""
     folder = tmp_path_factory.mktemp("pairs")
-    (folder / "text").mkdir()
-    for name in sorted(topics.topics)[:12]:
-        (folder / "text" / f"{name}.txt").write_text(topics.topics[name], encoding="utf-8")
-    sizes = ["--vocab-size", "500", "--workers", "1"]
-    assert main(["corpus", "build", str(folder / "text"), "--out", str(folder / "corpus"), *sizes]) == 0
+    build_topics(folder, 12)
     from encoderlab import build
 
     tokenizer = Tokenizer.load(folder / "corpus" / "tokenizer")

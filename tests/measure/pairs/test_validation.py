@@ -13,16 +13,13 @@ from encoderlab.interchange.load import load_pair
 from encoderlab.measure.pairs.evaluate import evaluate_pairs
 from encoderlab.measure.pairs.reading import read, sample
 from encoderlab.measure.pairs.scorers import scorers_of
+from tests.corpus.corpora import build_topics
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("validation")
-    (folder / "text").mkdir()
-    for name in sorted(topics.topics)[:12]:
-        (folder / "text" / f"{name}.txt").write_text(topics.topics[name], encoding="utf-8")
-    sizes = ["--vocab-size", "500", "--workers", "1"]
-    assert main(["corpus", "build", str(folder / "text"), "--out", str(folder / "corpus"), *sizes]) == 0
+    build_topics(folder, 12)
     words = topics.topics["assert"].split()
     lines = [" ".join(part) for n in range(20) for part in (words[n : n + 4], words[n : n + 4][::-1])]
     (folder / "pairs.txt").write_text("\n".join(lines))
