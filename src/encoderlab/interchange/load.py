@@ -81,18 +81,14 @@ def read_pair(folder: Path, *, allow_missing: bool = False) -> Models:
     generator, discriminator = models["generator"], models["discriminator"]
     if generator.config.family in ("electra", "convbert"):
         one, two = generator.encoder.embeddings, discriminator.encoder.embeddings
-        names = [name for name, _ in one.named_parameters() if not name.startswith("map.")]
-        differ = [n for n in names if not _equal(one.get_parameter(n), two, n)]
+        own, others = dict(one.named_parameters()), dict(two.named_parameters())
+        names = [name for name in own if not name.startswith("map.")]
+        differ = [name for name in names if name not in others or not torch.equal(own[name], others[name])]
         if differ:
             log.warning("%s: generator and discriminator have embeddings of their own (%s)", folder, ", ".join(differ))
             return models
         one.words, one.positions, one.types, one.norm = two.words, two.positions, two.types, two.norm
     return models
-
-
-def _equal(tensor: torch.Tensor, other: torch.nn.Module, name: str) -> bool:
-    parameter = dict(other.named_parameters()).get(name)
-    return parameter is not None and torch.equal(tensor, parameter)
 
 
 def kind_of(path: Path) -> Source | None:

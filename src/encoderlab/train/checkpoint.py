@@ -119,9 +119,10 @@ class Writer:
                     self.world.agree(lambda: self._retire(into))
         except OSError as error:
             kept = _by_age(self.folder)
+            needed = sum(t.nbytes for part in (snapshot.weights, snapshot.carried) for t in part.values())
             self._error = DataError(
                 f"{self.folder / into}: could not be written ({error.strerror or error}; "
-                f"{_megabytes(snapshot)} MB are needed, {shutil.disk_usage(self.folder).free >> 20} MB are free); "
+                f"{needed >> 20} MB are needed, {shutil.disk_usage(self.folder).free >> 20} MB are free); "
                 f"{f'{kept[0].name} is intact' if kept else 'no checkpoint exists yet'}: "
                 "make room and run again to resume"
             )
@@ -354,7 +355,3 @@ def _sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _megabytes(snapshot: Snapshot) -> int:
-    return sum(t.nbytes for part in (snapshot.weights, snapshot.carried) for t in part.values()) >> 20
