@@ -24,6 +24,7 @@ from encoderlab.models.convbert import masking_padding
 from encoderlab.nn import int8, kernels
 from encoderlab.nn.encoder import Chosen
 from encoderlab.nn.heads import LMHead
+from encoderlab.nn.packed import pack
 
 if TYPE_CHECKING:
     from encoderlab.model import Model
@@ -47,16 +48,18 @@ def usual_device() -> torch.device:
 
 
 def placed(model: Model, precision: Precision = "fp32") -> Model:
-    """``model`` ready to predict: on a GPU if there is one; for int8 on the CPU, with its layers' matrices in 8 bits.
+    """``model`` ready to predict: on a GPU if there is one; on a CPU with its layers' matrices packed, or in 8 bits.
 
-    The matrices are replaced in place, so the model cannot be trained or saved any more.
+    The matrices are replaced in place, so the model cannot be trained any more, and in int8 not saved.
 
     Raises:
         ConfigError: int8, and there is a GPU.
     """
     device = usual_device()
     if precision == "fp32":
-        return model.to(device)
+        model = reading_apart(model).to(device)
+        pack(model.encoder.blocks)
+        return model
     if device.type != "cpu":
         raise ConfigError(
             "--precision int8 computes on the processor, and this machine has a GPU, which is faster; leave it out, or "

@@ -16,7 +16,7 @@ from encoderlab.errors import ConfigError
 from encoderlab.model import Model, weights_hash
 from encoderlab.models.convbert import masking_padding
 from encoderlab.nn import int8
-from encoderlab.nn.int8 import Int8Linear, Int8Weight, quantise
+from encoderlab.nn.int8 import Int8Weight, quantise
 from encoderlab.nn.kernels import cpu, plain
 from tests.nn.test_product import PRODUCT, make
 from tests.nn.twins import normal
@@ -159,7 +159,7 @@ def test_families_in_8_bits(family):
         if tensor.ndim > 1 and tensor.shape[-1] >= 64 and min(tensor.shape) > 9
     ]
     assert not left, left
-    assert any(isinstance(part, Int8Linear) for part in small.modules())
+    assert any(isinstance(part, Int8Weight) for part in small.modules())
     ids = torch.randint(5, 100, (3, 20), generator=torch.Generator().manual_seed(0))
     doc = torch.zeros(3, 20, dtype=torch.int32)
     doc[1, 9:] = -1

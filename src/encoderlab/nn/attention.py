@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from encoderlab.nn import kernels, noise
-from encoderlab.nn.int8 import Int8Weight, linear
-from encoderlab.nn.kernels.plain import attend, relative_bias, rotate
+from encoderlab.nn.kernels.plain import Relative, attend, relative_bias, rotate
 from encoderlab.nn.norms import HeadScale
+from encoderlab.nn.packed import Packed, linear
 from encoderlab.nn.positions import (
     Disentangled,
     DisentangledTerm,
@@ -62,7 +62,7 @@ class Attention(nn.Module):
         super().__init__()
         self.heads, self.head_width, self.inner = heads, head_width, heads * head_width
         self.biases, self.dropout, self.position_dropout = biases, dropout, position_dropout
-        self.qkv: nn.Parameter | Int8Weight = nn.Parameter(torch.empty(3 * self.inner, width))
+        self.qkv: nn.Parameter | Packed = nn.Parameter(torch.empty(3 * self.inner, width))
         self.bias = None
         if biases != "none":
             self.bias = nn.Parameter(torch.zeros((3 if biases == "all" else 2) * self.inner))
@@ -100,12 +100,12 @@ class Attention(nn.Module):
             how["visible"] = scope.visible
             counted = scope.rotation is None or scope.rotation.dim() == 2
             if self.conv is None and counted:
-                packed = linear(x, self.qkv, self._bias())
+                packed = linear(x, self.qkv, self.bias_of_all())
                 return kernels.attend_packed(
                     packed, self.heads, reach=scope.reach, rotation=scope.rotation, **how
                 ), None
             if self.conv is not None and self.conv.mixes and scope.reach is None and scope.rotation is None:
-                packed = linear(x, self.qkv, self._bias())
+                packed = linear(x, self.qkv, self.bias_of_all())
                 return self.conv.mixed(x, packed, scope.doc, **how), None
         query, key, value = self._project(x, source)
         q, k, v = (self._split(part) for part in (query, key, value))
@@ -148,7 +148,7 @@ class Attention(nn.Module):
         return torch.cat([weights, F.pad(beside, (k.shape[2] - x.shape[1], 0))], dim=1)
 
     def _project(self, x: Tensor, source: Tensor | Keyed) -> tuple[Tensor, Tensor, Tensor]:
-        bias = self._bias()
+        bias = self.bias_of_all()
         if source is x:
             return linear(x, self.qkv, bias).chunk(3, dim=-1)  # type: ignore[return-value]
         a = self.inner
@@ -158,7 +158,8 @@ class Attention(nn.Module):
         key, value = linear(source, self.qkv[a:], None if bias is None else bias[a:]).chunk(2, dim=-1)
         return query, key, value
 
-    def _bias(self) -> Tensor | None:
+    def bias_of_all(self) -> Tensor | None:
+        """The bias of queries, keys and values, (3 A,)."""
         if self.bias is None or self.biases == "all":
             return self.bias
         query, value = self.bias.chunk(2)
@@ -188,11 +189,20 @@ class Attention(nn.Module):
                 q, scope.distances, different=scope.different, reverse=scope.reverse, **dropout
             )
         else:
-            a, biases = self.inner, self._bias()
-            maps = [
-                (self.qkv[i * a : (i + 1) * a], None if biases is None else biases[i * a : (i + 1) * a]) for i in (0, 1)
-            ]
-            content, relative = q, self.term(scope.distances, query_map=maps[0], key_map=maps[1], **dropout)
+            content, relative = q, self.position_rows(scope)
+            assert relative is not None
         if scope.at is None:
             return content, {"relative": relative}
         return content, {"bias": bias_at(q, k, relative, self.scale, scope.at, scope.distances.length)}
+
+    def position_rows(self, scope: Scope) -> Relative | None:
+        """The rows of :class:`Disentangled` positions, which do not depend on the states; None for other positions."""
+        if not isinstance(self.term, DisentangledTerm):
+            return None
+        a, biases = self.inner, self.bias_of_all()
+        maps = [
+            (self.qkv[i * a : (i + 1) * a], None if biases is None else biases[i * a : (i + 1) * a]) for i in (0, 1)
+        ]
+        how = {"seeds": scope.shared_seeds, "p": self.position_dropout, "site": noise.DISTANCES}
+        assert scope.distances is not None
+        return self.term(scope.distances, query_map=maps[0], key_map=maps[1], **how)  # type: ignore[no-any-return]

@@ -20,12 +20,14 @@ from encoderlab.nn.architecture import EncoderConfig
 from encoderlab.nn.attention import Attention, Keyed
 from encoderlab.nn.embeddings import Embeddings
 from encoderlab.nn.feedforward import FeedForward
-from encoderlab.nn.int8 import linear
+from encoderlab.nn.kernels.cpu.layer import predict_layer
 from encoderlab.nn.noise import ATTENTION_OUTPUT, FF_HIDDEN, FF_OUTPUT, Noise
 from encoderlab.nn.norms import LayerNormalization, Norm, norm_bias
+from encoderlab.nn.packed import Packed, PackedLinear, linear
 from encoderlab.nn.positions import (
     Absolute,
     Disentangled,
+    DisentangledTerm,
     Distances,
     DistanceTable,
     RelativeShift,
@@ -149,6 +151,8 @@ class Block(nn.Module):
             source: the states (B, M, D) from which keys and values are computed, or keys and values themselves.
             scope: masks, positions and dropout seeds.
         """
+        if source is x and (predicted := self._predicted(x, scope)) is not None:
+            return predicted, None
         seeds, out = scope.seeds, self.attention.out
         if self.pre:
             normed = self.normed(x)
@@ -172,6 +176,33 @@ class Block(nn.Module):
         x = self._join(change, out.bias, x, self.attention_norm, self.dropout, seeds, ATTENTION_OUTPUT)
         change, bias = self.feed_forward.without_bias(x, seeds, FF_HIDDEN)
         return self._join(change, bias, x, self.feed_forward_norm, self.output_dropout, seeds, FF_OUTPUT), keyed
+
+    def _predicted(self, x: Tensor, scope: Scope) -> Tensor | None:
+        """The output without gradient from one call, where the weights are packed and the kernel knows all parts."""
+        attention, ff = self.attention, self.feed_forward
+        if not (isinstance(attention.qkv, Packed) and isinstance(ff.up, PackedLinear)) or torch.is_grad_enabled():
+            return None
+        assert isinstance(attention.out, PackedLinear) and isinstance(ff.down, PackedLinear)
+        plain = scope.seeds is None and scope.at is None and not scope.keep_keyed and x.dtype == torch.float32
+        plain = plain and attention.conv is None and attention.head_scale is None
+        plain = plain and self.attention_output_norm is None and ff.norm is None
+        known = attention.term is None or (isinstance(attention.term, DisentangledTerm) and scope.reach is None)
+        turned = scope.rotation is None or scope.rotation.dim() == 2
+        weights = (
+            attention.qkv.at(attention.bias_of_all()), attention.out.weight.at(attention.out.bias),
+            ff.up.weight.at(ff.up.bias), ff.down.weight.at(ff.down.bias),
+        )  # fmt: skip
+        if not (plain and known and turned) or ff.act not in ("gelu", "gelu_tanh") or None in weights or not x.numel():
+            return None
+        norms = (
+            (None, None) if norm is None else (norm.weight, norm_bias(norm))
+            for norm in (self.attention_norm, self.feed_forward_norm)
+        )
+        return predict_layer(
+            x, weights, tuple(norms), attention.heads, visible=scope.visible, rotation=scope.rotation,
+            relative=attention.position_rows(scope), reach=scope.reach, scale=attention.scale, pre=self.pre,
+            center=self.center, gated=ff.gated, tanh=ff.act == "gelu_tanh", eps=self.eps,
+        )  # fmt: skip
 
     def normed(self, x: Tensor) -> Tensor:
         """The input of attention for states x (B, L, D): x, or its norm where norms come first."""

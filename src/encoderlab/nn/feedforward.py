@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from encoderlab.errors import ConfigError
 from encoderlab.nn import kernels
-from encoderlab.nn.int8 import Int8Linear, linear
 from encoderlab.nn.norms import Norm
+from encoderlab.nn.packed import PackedLinear, linear
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh"]
 
@@ -103,7 +103,7 @@ class FeedForward(nn.Module):
             tanh, gated, p = self.act == "gelu_tanh", self.gated, self.dropout
             weights = up.weight, up.bias, down.weight
             return kernels.feed_forward(x, *weights, tanh=tanh, gated=gated, p=p, seeds=seeds, site=site), down.bias
-        if fast and isinstance(up, Int8Linear) and isinstance(down, Int8Linear):
+        if fast and isinstance(up, PackedLinear) and isinstance(down, PackedLinear) and not torch.is_grad_enabled():
             inner = kernels.gelu(up(x), tanh=self.act == "gelu_tanh", gated=self.gated)
             return linear(inner, down.weight), down.bias
         inner = up(x)

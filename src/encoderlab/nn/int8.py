@@ -21,16 +21,19 @@ from torch import Tensor, nn
 from encoderlab.errors import ConfigError
 from encoderlab.nn.kernels import plain
 from encoderlab.nn.kernels.cpu import int8 as kernel
+from encoderlab.nn.kernels.cpu.layer import Weight
+from encoderlab.nn.packed import Packed, replace_weights
 
 STEPS = 127
 
 
-class Int8Weight(nn.Module):
-    """A weight (N, K) in 8 bits, with a scale for each output. ``weight[a:b]`` is that of outputs a to b.
+class Int8Weight(Packed):
+    """A weight (N, K) in 8 bits, with a scale for each output.
 
     ``plainly``: computed by the plain twin, also where there is a kernel.
     """
 
+    SHARED = ("values", "scales", "offsets", "packed")
     values: Tensor  # (N, K) int8, or packed for the kernel
     scales: Tensor  # (N,), with room for whole panels where packed, as offsets
     offsets: Tensor
@@ -47,15 +50,6 @@ class Int8Weight(nn.Module):
             values, scales, offsets = kernel.pack(values), F.pad(scales, room), F.pad(offsets, room)
         for name, tensor in (("values", values), ("scales", scales), ("offsets", offsets)):
             self.register_buffer(name, tensor)
-
-    def __getitem__(self, outputs: slice) -> Int8Weight:
-        part = Int8Weight.__new__(Int8Weight)
-        nn.Module.__init__(part)
-        start, stop, _ = outputs.indices(self.shape[0])
-        part.columns = slice(self.columns.start + start, self.columns.start + stop)
-        part.shape, part.packed = torch.Size([stop - start, self.shape[1]]), self.packed
-        part.values, part.scales, part.offsets = self.values, self.scales, self.offsets
-        return part
 
     def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x w^T + bias: (..., K) -> (..., N) float32.
@@ -76,6 +70,11 @@ class Int8Weight(nn.Module):
             out = plain.int8_product(*plain.quantise_rows(rows), *weight, bias)
         return out.view(*x.shape[:-1], out.shape[1])
 
+    def at(self, bias: Tensor | None) -> Weight | None:
+        if not self.packed:
+            return None
+        return self.values, self.scales, self.offsets, bias, *self.shape
+
     def integers(self) -> Tensor:
         """The weight in steps of its scales: (N, K) int8."""
         rows = self.values
@@ -88,37 +87,11 @@ class Int8Weight(nn.Module):
         destination[prefix + "values"], destination[prefix + "scales"] = self.integers(), self.scales[self.columns]
 
 
-class Int8Linear(nn.Module):
-    """A linear map whose weight has 8 bits: (..., K) -> (..., N)."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.weight, self.bias = Int8Weight(linear.weight), linear.bias
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.weight(x, self.bias)  # type: ignore[no-any-return]
-
-
-def linear(x: Tensor, weight: Tensor | Int8Weight, bias: Tensor | None = None) -> Tensor:
-    """x w^T + bias: (..., K), (N, K), (N,) -> (..., N), for a weight in float32 or in 8 bits."""
-    if isinstance(weight, Int8Weight):
-        return weight(x, bias)  # type: ignore[no-any-return]
-    return F.linear(x, weight, bias)
-
-
 def fast() -> bool:
     """Whether this processor has instructions for products of 8 bits, and the kernels use them."""
     return kernel.panel() > 0
 
 
 def quantise(network: nn.Module) -> None:
-    """Replace the matrices of layers in place: of attention, of the feed-forward network, of convolution heads and of
-    positions. Grouped maps, and the map to a convolution's kernels, whose outputs are few, stay in float32.
-    """
-    for module in list(network.modules()):
-        if isinstance(weight := getattr(module, "qkv", None), nn.Parameter):
-            del module.qkv
-            module.qkv = Int8Weight(weight)
-        for name, child in list(module.named_children()):
-            if isinstance(child, nn.Linear) and name != "kernel":
-                setattr(module, name, Int8Linear(child))
+    """Replace the matrices of layers in place (:func:`encoderlab.nn.packed.replace_weights`)."""
+    replace_weights(network, Int8Weight)

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from encoderlab.config import Bounded
 from encoderlab.errors import ConfigError
 from encoderlab.nn import kernels, noise
-from encoderlab.nn.int8 import Int8Weight, linear
 from encoderlab.nn.kernels import Relative
 from encoderlab.nn.kernels.plain import chosen_per_head, per_head, segment_scores, skew
+from encoderlab.nn.packed import Packed, linear
 
 LONGEST = 1 << 24  # largest row and largest distance, in tokens
 Length = Annotated[int, Field(ge=1, le=LONGEST)]
@@ -387,8 +387,8 @@ class DisentangledTerm(nn.Module):
         self,
         shared: Distances,
         *,
-        query_map: tuple[Tensor | Int8Weight, Tensor | None],
-        key_map: tuple[Tensor | Int8Weight, Tensor | None],
+        query_map: tuple[Tensor | Packed, Tensor | None],
+        key_map: tuple[Tensor | Packed, Tensor | None],
         seeds: Tensor | None,
         p: float,
         site: int,
@@ -408,7 +408,7 @@ class DisentangledTerm(nn.Module):
             key_rows = self._project(rows, shared, *own)
         return Relative(query_rows=query_rows, key_rows=key_rows)
 
-    def _project(self, rows: Tensor, shared: Distances, weight: Tensor | Int8Weight, bias: Tensor | None) -> Tensor:
+    def _project(self, rows: Tensor, shared: Distances, weight: Tensor | Packed, bias: Tensor | None) -> Tensor:
         """The projected row of each distance, largest first: (P, H, K).
 
         Without buckets, only rows within reach are multiplied.

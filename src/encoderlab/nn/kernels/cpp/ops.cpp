@@ -8,7 +8,9 @@
 #include "attention.h"
 #include "convolution.h"
 #include "int8.h"
+#include "layer.h"
 #include "matrices.h"
+#include "packed.h"
 #include "rows.h"
 
 namespace {
@@ -211,6 +213,18 @@ EXPORT encoderlab_dynamic_backward(int64_t half, const void* grad, int64_t grad_
     dynamic_backward((const T*)grad, grad_row, (const T*)x, kernels, doc, (T*)dx, (T*)dlogits, batch, length, heads,
                      width, taps, threads);
   });
+}
+
+EXPORT encoderlab_panel(int64_t* panel) { *panel = PANEL; }
+
+EXPORT encoderlab_packed_product(const float* a, const float* panels, const float* bias, float* out, int64_t rows,
+                                 int64_t columns, int64_t depth, int64_t threads) {
+  packed_product(a, panels, bias, out, rows, columns, depth, threads);
+}
+
+EXPORT encoderlab_layer(const Layer* layer, const float* x, const uint8_t* visible, const Pointers* pointers,
+                        float* out) {
+  layer->run(x, visible, inputs_of<float>(x, x, x, nullptr, visible, nullptr, pointers).relative, out);
 }
 
 // Columns of a panel of weights in 8 bits; 0 where the processor has no instructions for them.

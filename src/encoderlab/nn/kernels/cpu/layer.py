@@ -1,0 +1,67 @@
+"""A whole layer in one call, for prediction: calls of Python take longer than the numbers of a short text."""
+
+from __future__ import annotations
+
+import struct
+
+import torch
+from torch import Tensor
+
+from encoderlab.nn.kernels.cpu.attention import full_rows, pointers, relative_arguments, strides
+from encoderlab.nn.kernels.cpu.native import call
+from encoderlab.nn.kernels.plain import Relative
+
+LAYER = struct.Struct("4P2q4P2q4P2q4P2q4P4q3q2q5q2f")  # ``Layer`` of layer.h
+
+Weight = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, int, int]
+"""Panels, scales and offsets (of 8 bits), bias, outputs, inputs."""
+Norm = tuple[Tensor | None, Tensor | None]
+
+
+def predict_layer(
+    x: Tensor,
+    weights: tuple[Weight, Weight, Weight, Weight],
+    norms: tuple[Norm, Norm],
+    heads: int,
+    *,
+    visible: Tensor | None,
+    relative: Relative | None,
+    rotation: Tensor | None,
+    reach: int | None,
+    scale: float,
+    pre: bool,
+    center: bool,
+    gated: bool,
+    tanh: bool,
+    eps: float,
+) -> Tensor:
+    """The output (B, L, D) of a layer for states x (B, L, D).
+
+    ``weights``: of queries, keys and values, of attention's output, and of the feed-forward network. ``norms``: of
+    attention and of the feed-forward network. Other arguments as in :func:`.attention.attend_packed`.
+    """
+    batch, length, width = x.shape
+    x, out = x.contiguous(), torch.empty(batch, length, width)
+    position = None
+    if relative is not None or rotation is not None or visible is not None:
+        shape = torch.empty((batch, heads, length, weights[1][5] // heads), device="meta")
+        visible = full_rows(visible, shape, shape)
+    rows: list[Tensor | None] = [None, None]
+    if relative is not None:
+        rows = list(relative_arguments(x[:, None], x, relative, scale)[:2])
+    if rotation is not None:
+        rotation = rotation.float().contiguous()
+    if relative is not None or rotation is not None:
+        position = pointers(*rows, None, None, None, None, rotation)
+    positions = next((row.shape[1] for row in rows if row is not None), 0)
+    addresses = [
+        0 if item is None else item.data_ptr() if isinstance(item, Tensor) else item
+        for part in (*weights, *norms)
+        for item in part
+    ]
+    given = LAYER.pack(
+        *addresses, batch, length, width, heads, *strides(visible), -1 if reach is None else reach, positions, pre,
+        center, gated, tanh, torch.get_num_threads(), scale, eps,
+    )  # fmt: skip
+    call("layer", given, x, visible, position, out)
+    return out
