@@ -187,7 +187,8 @@ def test_a_caller_that_asks_too_often_waits() -> None:
 
 
 @pytest.mark.slow
-def test_workers_share_a_port_and_are_replaced(tmp_path: Path) -> None:
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_workers_share_a_port_and_are_replaced(precision: str, tmp_path: Path) -> None:
     folders.save(tiny("bert-tiny"), tmp_path / "model")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -201,6 +202,8 @@ def test_workers_share_a_port_and_are_replaced(tmp_path: Path) -> None:
         str(port),
         "--workers",
         "2",
+        "--precision",
+        precision,
     ]
     told = os.environ | {"OMP_NUM_THREADS": "1"}
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=told) as parent:

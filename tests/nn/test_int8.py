@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import platform
+import shutil
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +21,7 @@ from encoderlab.model import Model, weights_hash
 from encoderlab.models.convbert import masking_padding
 from encoderlab.nn import int8
 from encoderlab.nn.int8 import Int8Weight, quantise
-from encoderlab.nn.kernels import cpu, plain
+from encoderlab.nn.kernels import build, cpu, plain
 from tests.nn.test_product import PRODUCT, make
 from tests.nn.twins import normal
 
@@ -87,6 +91,34 @@ def test_a_row_does_not_depend_on_its_batch(plainly):
     whole = weight(x)
     for part in (slice(0, 1), slice(3, 10), slice(39, 40)):
         assert torch.equal(weight(x[part]), whole[part])
+
+
+@accelerated
+def test_threads_give_the_same_numbers():
+    model = tiny("bert")
+    quantise(model.encoder.blocks)
+    x, weight = normal(300, 96), Int8Weight(normal(700, 96, seed=1))
+    ids, before, results = torch.randint(5, 100, (8, 60)), torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            with torch.inference_mode():
+                results.append((weight(x), model.encoder(ids).last))
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(map(torch.equal, results[0], other))
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or shutil.which("g++") is None, reason="for g++ on x86-64")
+@pytest.mark.parametrize(("processor", "fast"), [("alderlake", True), ("icelake-server", True), ("haswell", False)])
+def test_the_kernels_compile_for_other_processors(processor: str, fast: bool, tmp_path: Path) -> None:
+    """AVX-VNNI without AVX-512 (Alder Lake) among them; they run only where the processor has the instructions."""
+    flags = [f"-march={processor}" if flag == "-march=native" else flag for flag in build.FLAGS]
+    made = tmp_path / "ops.so"
+    command = ["g++", *flags, "-O1", *build.MATH, str(build.FOLDER / "ops.cpp"), "-o", str(made)]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    assert (b"encoderlab_quantise_rows" in made.read_bytes()) is fast
 
 
 def test_zeros_and_numbers_that_are_not_finite():
