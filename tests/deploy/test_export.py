@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from encoderlab.cli import main
 from encoderlab.deploy.export import check
@@ -130,6 +132,25 @@ def test_a_graph_has_the_numbers_of_the_model(size: str, use: Any, form: str, tm
 
 EVERY = ["bert", "roberta", "albert", "distilbert", "electra", "convbert", "transformer-xl", "xlnet", "deberta"]
 EVERY += ["deberta-v2", "deberta-v3", "modernbert"]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.data())
+@pytest.mark.parametrize("family", EVERY)
+def test_gaps_in_a_mask_count_as_for_the_model(family: str, data: st.DataObject) -> None:
+    """``model(ids, attention_mask=...)`` is compared with ``transformers`` in tests/parity. Padding in front of a row
+    moves its tokens in ``transformers`` but not in a graph."""
+    graph = Graph(small(f"{family}-tiny", "states"), "states")
+    rows = data.draw(st.lists(st.lists(st.integers(0, 1), min_size=8, max_size=8), min_size=1, max_size=3))
+    mask = torch.tensor([[1, *row] for row in rows])
+    ids = torch.randint(6, 30, mask.shape, generator=torch.Generator().manual_seed(0))
+    padding = torch.zeros(len(ids), data.draw(st.integers(0, 3)), dtype=torch.long)
+    segments = torch.cat([padding, torch.zeros_like(ids)], 1) if graph.reads_segments else None
+    with torch.no_grad():
+        wanted = graph.model(ids, attention_mask=mask).last
+        (states,) = graph(torch.cat([padding, ids], 1), torch.cat([padding, mask], 1), segments)
+    states = states[:, padding.shape[1] :]
+    torch.testing.assert_close(states[mask > 0], wanted[mask > 0], atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("use", ["classification", "tagging", "span"])

@@ -67,7 +67,8 @@ def use_of(model: Model, use: Use | Literal["task"] | None = None) -> Use:
 class Graph(nn.Module):
     """A model without dropout, its convolutions stopping at padding, with the head for its use.
 
-    Inputs, int64 (B, L): ``input_ids``; ``attention_mask``, 1 for tokens and 0 for padding on either side;
+    Inputs, int64 (B, L): ``input_ids``; ``attention_mask``, 1 for tokens and 0 for padding on either side; gaps between
+    tokens count as positions (in RoBERTa only where no padding token stands there), as in ``transformers``;
     ``token_type_ids`` where the model reads segments; ``p_mask``, 1 where no answer may start or end, for answer heads
     whose ends depend on the start. What a token computes does not depend on the padding around it.
 
@@ -114,9 +115,10 @@ class Graph(nn.Module):
         """The outputs, in the order of :attr:`outputs`."""
         model, encoder = self.model, self.model.encoder
         doc = torch.where(attention_mask > 0, 0, -1)
-        inputs = {"doc": doc, "segments": token_type_ids if self.reads_segments else None}
+        segments = token_type_ids if self.reads_segments else None
+        inputs = {"attention_mask": attention_mask, "positions": self._positions(input_ids, doc), "segments": segments}
         if self.use == "fill-mask":
-            return (self._token_logits(input_ids, doc, inputs["segments"]),)
+            return (self._token_logits(input_ids, doc, inputs),)
         if self.use == "classification":
             one = encoder.splits_last_layer and not takes_means(model.config.task)
             less = {"depth": encoder.depth - 1} if one else {}
@@ -127,6 +129,17 @@ class Graph(nn.Module):
         if isinstance(model.task, TaggingHead):
             return (model.task(states.last).float(),)
         return self._spans(states, doc, p_mask)
+
+    def _positions(self, ids: Tensor, doc: Tensor) -> Tensor | None:
+        """The absolute position of each token (B, L), counted from its row's first token; None where none is read."""
+        embeddings = self.model.encoder.embeddings
+        if embeddings.positions is None and not embeddings.sinusoidal and self.model.mask_positions is None:
+            return None
+        index = torch.arange(doc.shape[1], device=doc.device)
+        counts = index >= torch.where(doc >= 0, index, doc.shape[1] - 1).amin(1, keepdim=True)
+        if embeddings.offset:
+            counts = counts & ((doc >= 0) | (ids != embeddings.offset - 1))
+        return (counts.long().cumsum(1) - 1).clamp(min=0)
 
     def _summary(self, doc: Tensor) -> Tensor:
         """The place of each row's summary token, (B,): its first, or for XLNet and left-to-right models its last."""
@@ -149,7 +162,7 @@ class Graph(nn.Module):
         logits: Tensor = model.task(x)
         return logits.float()
 
-    def _token_logits(self, ids: Tensor, doc: Tensor, segments: Tensor | None) -> Tensor:
+    def _token_logits(self, ids: Tensor, doc: Tensor, inputs: dict[str, Tensor | None]) -> Tensor:
         """Scores of all tokens at every place, (B, L, V), computed as :func:`encoderlab.inference.fill_mask` does."""
         model, encoder = self.model, self.model.encoder
         assert isinstance(model.lm, LMHead)
@@ -159,23 +172,17 @@ class Graph(nn.Module):
             # A permutation model predicts from its query stream; masks are hidden from all other places.
             masked = ids == self.mask_id
             own = torch.eye(length, dtype=torch.bool, device=ids.device)
-            states = encoder(
-                ids,
-                doc=doc,
-                segments=segments,
-                visible=~masked[:, None] | own,
-                depth=encoder.depth - 1,
-                keep_keyed=True,
-            )
+            seen = ~masked[:, None] | own
+            states = encoder(ids, **inputs, visible=seen, depth=encoder.depth - 1, keep_keyed=True)
             queries = model.mask_vector.expand(rows, length, -1)
             seen = ((doc >= 0) & ~masked)[:, None].expand(-1, length, -1)
             last = encoder.query_stream(states, queries, at, layers=range(encoder.depth), visible=seen)
         elif model.mask_positions is not None:
-            states = encoder(ids, doc=doc, segments=segments, depth=encoder.depth - 1)
+            states = encoder(ids, **inputs, depth=encoder.depth - 1)
             every = Chosen(at, torch.arange(rows, device=ids.device)[:, None], at[:1])
             last = model.decode_masks(states, every)
         else:
-            last = encoder(ids, doc=doc, segments=segments).last
+            last = encoder(ids, **inputs).last
         if model.config.lm is not None and model.config.lm.next_token:
             last = torch.cat([last[:, :1], last[:, :-1]], dim=1)
         return model.lm(last, model.words).float()

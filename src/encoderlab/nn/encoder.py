@@ -496,7 +496,7 @@ class Encoder(nn.Module):
             positions = places(asking, length, ids.device)
         else:
             return None
-        if limit is None or (length <= limit and explicit is None):
+        if limit is None or (length <= limit and explicit is None) or torch.compiler.is_exporting():
             return positions
         used = positions if doc is None or masked else torch.where(doc >= 0, positions, 0)
         longest = int(used.max()) + 1
