@@ -24,7 +24,7 @@ from encoderlab.cli import main  # noqa: E402
 from encoderlab.deploy.export import check  # noqa: E402
 from encoderlab.deploy.graph import Graph  # noqa: E402
 from encoderlab.deploy.serve import graphs  # noqa: E402
-from encoderlab.deploy.serve.graphs import GraphService, MixedService  # noqa: E402
+from encoderlab.deploy.serve.graphs import GraphService  # noqa: E402
 from encoderlab.deploy.serve.http import Buckets, Guard  # noqa: E402
 from encoderlab.errors import ConfigError  # noqa: E402
 from encoderlab.inference import encode, fill_mask  # noqa: E402
@@ -77,45 +77,6 @@ def test_graphs_of_states_and_of_masks() -> None:
     wanted = fill_mask(model, text, top=3)
     assert [one.token for one in found[0]] == [one.token for one in wanted[0]]
     assert [one.score for one in found[0]] == pytest.approx([one.score for one in wanted[0]], abs=1e-6)
-
-
-@pytest.mark.parametrize("use", ["states", "classification", "tagging"])
-def test_short_batches_are_computed_by_the_graph(use: str) -> None:
-    model = small("bert-tiny", use)
-    predictor = Predictor.of(model, task_of_model(model)) if use != "states" else None
-    service = MixedService(model, predictor, name="m", pooling="mean", normalize=True)
-    graph, asked = check.own(Graph(model, use)), []  # type: ignore[arg-type]
-    service.run = lambda inputs: asked.append(inputs["input_ids"].shape) or graph(inputs)  # type: ignore
-    service.use = use
-    assert service.difference() < 1e-6 and asked.pop()
-    assert service.gives_vectors == service.fills_masks == (use == "states")
-    sizes = []
-    for text in ("a cat", "the cat sat " * 30):
-        if use == "states":
-            works = service.texts("vectors", [text], truncate=True, side="Right")
-        else:
-            works, _ = service.items(service._examples(text, 1))
-        sizes.append(sum(works.tokens))
-        assert service.compute(works.kind, works.works)
-    assert sizes[0] <= graphs.SHORT < sizes[1] and len(asked) == 1 and np.prod(asked[0]) == sizes[0]
-
-
-def test_a_graph_of_other_weights_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, other = small("bert-tiny"), small("bert-tiny")
-    for parameter in other.parameters():
-        parameter.data += 0.1
-    folder = folders.save(model, tmp_path / "m") or tmp_path / "m"
-    (folder / "onnx").mkdir()
-    (folder / "onnx/model.onnx").touch()
-    (folder / "export.json").write_text('{"use": "states"}')
-    told: list[str] = []
-    monkeypatch.setattr(graphs, "find_spec", lambda name: True)
-    for one, kind in ((model, MixedService), (other, graphs.Service)):
-        monkeypatch.setattr(graphs, "OnnxRun", lambda path, one=one: check.own(Graph(one, "states")))
-        assert type(MixedService.of_folder(folder, name="m", say=told.append)) is kind
-    assert "batches of at most 64 tokens" in told[0] and "so it is left out" in told[1]
-    monkeypatch.setattr(graphs, "find_spec", lambda name: None)
-    assert type(MixedService.of_folder(folder, name="m", say=told.append)) is graphs.Service and len(told) == 2
 
 
 def test_a_server_says_what_its_graph_does_not_give(monkeypatch: pytest.MonkeyPatch) -> None:

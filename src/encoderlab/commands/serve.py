@@ -21,7 +21,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8080,
     name: str | None = None,
-    engine: Literal["auto", "own", "onnx", "int8"] = "auto",
+    engine: Literal["own", "onnx", "int8"] = "own",
     precision: Precision = "fp32",
     beside: Path | None = None,
     key_file: Path | None = None,
@@ -63,8 +63,7 @@ def serve(
         Name of the model for clients. Default: the folder's name.
     engine
         What computes the model: our kernels (own), or the graph of an exported folder in ONNX
-        Runtime, in fp32 (onnx) or int8. auto: our kernels; for batches of a few tokens the graph,
-        if there is one and ONNX Runtime gives the same numbers.
+        Runtime, in fp32 (onnx) or int8.
     precision
         Arithmetic of the matrix products in our kernels: fp32, or int8 (8 bits; two to four times as
         fast on processors with VNNI). To see what int8 costs: encoderlab predict or encode with --check.
@@ -134,7 +133,7 @@ def answer(*, shared: bool = False, **options: Any) -> str:
     """
     from encoderlab.deploy.serve import page
     from encoderlab.deploy.serve.app import BESIDE, Server
-    from encoderlab.deploy.serve.graphs import GraphService, MixedService
+    from encoderlab.deploy.serve.graphs import GraphService
     from encoderlab.deploy.serve.http import Guard, Limits
     from encoderlab.deploy.serve.run import Address, read_keys, run
     from encoderlab.deploy.serve.service import Service
@@ -147,12 +146,10 @@ def answer(*, shared: bool = False, **options: Any) -> str:
     listener = address.listen()
     model, name, precision = options["model"], options["name"], options["precision"]
     service: Service
-    if precision == "int8":
+    if engine == "own":
         service = Service.of(model, name=name, precision=precision)
-    elif engine == "auto":
-        service = MixedService.of_folder(model, name=name, say=(lambda _: None) if shared else terminal.note)
     else:
-        service = Service.of(model, name=name) if engine == "own" else GraphService.open(model, engine, name=name)
+        service = GraphService.open(model, engine, name=name)
     other = None if options["beside"] is None else Service.of(options["beside"], precision=precision)
     compute = lanes({"": service, **({} if other is None else {BESIDE: other})})
     computing = ComputeThread(compute, budget=budget, max_wait=options["max_wait"])

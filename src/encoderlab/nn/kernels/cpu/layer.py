@@ -7,8 +7,9 @@ import struct
 import torch
 from torch import Tensor
 
-from encoderlab.nn.kernels.cpu.attention import full_rows, pointers, relative_arguments, strides
+from encoderlab.nn.kernels.cpu.attention import pointers, relative_arguments, strides
 from encoderlab.nn.kernels.cpu.native import call
+from encoderlab.nn.kernels.functions import dense
 from encoderlab.nn.kernels.plain import Relative
 
 LAYER = struct.Struct("4P2q4P2q4P2q4P2q4P4q3q2q5q2f")  # ``Layer`` of layer.h
@@ -42,10 +43,11 @@ def predict_layer(
     """
     batch, length, width = x.shape
     x, out = x.contiguous(), torch.empty(batch, length, width)
+    if visible is not None:
+        if visible.dim() != 4 or visible.shape[2:] != (length, length):
+            raise ValueError(f"a mask {tuple(visible.shape)} does not fit rows of {length} tokens")
+        visible = dense(visible)
     position = None
-    if relative is not None or rotation is not None or visible is not None:
-        shape = torch.empty((batch, heads, length, weights[1][5] // heads), device="meta")
-        visible = full_rows(visible, shape, shape)
     rows: list[Tensor | None] = [None, None]
     if relative is not None:
         rows = list(relative_arguments(x[:, None], x, relative, scale)[:2])
