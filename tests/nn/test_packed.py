@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from encoderlab import models
+from encoderlab.errors import ConfigError
 from encoderlab.model import weights_hash
 from encoderlab.nn import encoder as encoders
 from encoderlab.nn.architecture import EncoderConfig
@@ -118,3 +119,11 @@ def test_families_keep_their_weights_and_gradients(family: str) -> None:
         (slope,) = torch.autograd.grad(one.encoder(ids, doc=doc).last[doc >= 0].square().sum(), [words])
         slopes.append(slope)
     torch.testing.assert_close(*slopes, atol=2e-4, rtol=1e-4)
+
+
+def test_packed_weights_are_not_taken_for_8_bits() -> None:
+    model = tiny("bert")
+    pack(model.encoder.blocks)
+    pack(model.encoder.blocks)  # changes nothing
+    with pytest.raises(ConfigError, match="packed in float32 already"):
+        quantise(model.encoder.blocks)

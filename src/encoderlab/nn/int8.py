@@ -22,7 +22,7 @@ from encoderlab.errors import ConfigError
 from encoderlab.nn.kernels import plain
 from encoderlab.nn.kernels.cpu import int8 as kernel
 from encoderlab.nn.kernels.cpu.layer import Weight
-from encoderlab.nn.packed import Packed, replace_weights
+from encoderlab.nn.packed import Packed, PackedWeight, replace_weights
 
 STEPS = 127
 
@@ -93,5 +93,11 @@ def fast() -> bool:
 
 
 def quantise(network: nn.Module) -> None:
-    """Replace the matrices of layers in place (:func:`encoderlab.nn.packed.replace_weights`)."""
+    """Replace the matrices of layers in place (:func:`encoderlab.nn.packed.replace_weights`).
+
+    Raises:
+        ConfigError: they are packed in float32.
+    """
+    if any(isinstance(part, PackedWeight) for part in network.modules()):
+        raise ConfigError("the weights are packed in float32 already; load the model again to have it in int8")
     replace_weights(network, Int8Weight)
