@@ -20,7 +20,7 @@ _handlers: list[object] = []  # they live as long as the process
 
 
 def truncated(path: Path, size: int, expected: int) -> DataError:
-    return DataError(f"{path}: truncated while in use, {size:,} of {expected:,} bytes; build it again")
+    return DataError(f"{path}: truncated while in use, {size:,} of {expected:,} bytes; restore it, or build it again")
 
 
 def watch(path: Path, size: int) -> None:
@@ -40,7 +40,7 @@ def _end(number: int) -> None:
             for path, size in list(_sizes.items())
             if path.exists() and (now := path.stat().st_size) < size
         ]
-        line = lines[0] if lines else "a file mapped into memory cannot be read: it was truncated, or its disk fails"
+        line = lines[0] if lines else "a file mapped into memory cannot be read or written: it was truncated, or its disk is full"
         os.write(2, f"\nerror: {line}\n".encode(errors="replace"))
     finally:
         os._exit(DataError.code)

@@ -184,7 +184,7 @@ def test_a_file_that_is_truncated_between_the_check_and_the_read(thread, tmp_pat
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ended.returncode == 3 and not ended.stdout
     assert ended.stderr.strip() == (
-        f"error: {path}: truncated while in use, 100,000 of 4,000,080 bytes; build it again"
+        f"error: {path}: truncated while in use, 100,000 of 4,000,080 bytes; restore it, or build it again"
     )
 
 

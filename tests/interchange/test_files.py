@@ -227,3 +227,22 @@ def test_one_function_writes_weights() -> None:
     source = Path(files.__file__).parents[1]
     calls = {path.relative_to(source).as_posix() for path in source.rglob("*.py") if "save_file(" in path.read_text()}
     assert calls == {"interchange/files.py"}
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+@KINDS
+def test_weights_that_were_read_do_not_change_with_their_file(
+    whole: Path, precision: torch.dtype, tmp_path: Path
+) -> None:
+    """A file that is written over or truncated while its model is in use, which would be wrong bits or SIGBUS."""
+    folder = shutil.copytree(whole, tmp_path / "model")
+    path = next(folder.glob("*.safetensors"))
+    weights = safetensors.torch.load(path.read_bytes())
+    files.write_weights(path, {name: tensor.to(precision) for name, tensor in weights.items()})
+    model = load(folder)
+    before = model.encode(["The river"])
+    with path.open("r+b") as file:
+        file.write(bytes(path.stat().st_size))
+    assert (model.encode(["The river"]) == before).all()
+    os.truncate(path, 100)
+    assert (model.encode(["The river"]) == before).all()

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from encoderlab import mapped
+
 BUCKET = 1 << 22  # numbers sorted at a time
 
 
@@ -28,6 +30,7 @@ def find_repeated(columns: Iterable[np.ndarray], total: int, scratch: Path) -> n
         for start in range(0, max(total, 1), BUCKET):
             file.write(bytes(min(BUCKET, max(total, 1) - start)))
     flags = np.memmap(marks, bool, "r+")
+    mapped.watch(marks, len(flags))
     held: list[np.ndarray] = []
     size = first = 0
     for column in columns:

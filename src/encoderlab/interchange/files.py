@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from encoderlab import mapped
 from encoderlab.errors import DataError
 from encoderlab.interchange.configs.fields import Fields
 from encoderlab.tensor_files import encode_header
@@ -156,7 +157,7 @@ def _is_program(path: Path) -> bool:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file.
+    """The tensors of a safetensors file, in memory: what happens to the file later changes nothing.
 
     Raises:
         DataError: the file is missing or damaged.
@@ -167,7 +168,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         refuse_text(path)
         if not is_utf8(path):
             return safetensors.torch.load(path.read_bytes())
-        return safetensors.torch.load_file(path)
+        mapped.watch(path, path.stat().st_size)
+        return {name: tensor.clone() for name, tensor in safetensors.torch.load_file(path).items()}  # it maps the file
     except OSError as error:
         raise unreadable(path, error) from None
     except SafetensorError as error:

@@ -11,11 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import safetensors.torch
-
 from encoderlab.config import Count, Natural, Positive, Rate, to_dict
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.interchange.files import SAFE
+from encoderlab.interchange.files import SAFE, read_weights
 from encoderlab.model import Model, weights_hash
 from encoderlab.models import FAMILIES, flops
 from encoderlab.models.base import resized
@@ -424,10 +422,10 @@ class FineTuning:
         """The task's objective with the saved weights and threshold of a finished run."""
         network, form, _ = self.assemble()
         if isinstance(network, Model):
-            network.load_state_dict(safetensors.torch.load_file(finished.model / SAFE), strict=False)
+            network.load_state_dict(read_weights(finished.model / SAFE), strict=False)
             form = form_of(self.task, network, form.as_saved(form.settings))
         else:
-            network.load_state_dict(safetensors.torch.load_file(finished.model / HEAD_FILE))
+            network.load_state_dict(read_weights(finished.model / HEAD_FILE))
             self.encodings.items(form, self.splits["train"], train=True)  # sets the scale of the numbers
         form.threshold = finished.record.get("threshold", form.threshold)
         return TaskObjective(network.to(self.world.device), form)
