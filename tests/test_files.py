@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import resource
 import subprocess
@@ -11,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from encoderlab import files
-from encoderlab.files import locked, replace_file
+from encoderlab.corpus import sealed
+from encoderlab.files import json_line, locked, replace_file
 
 
 def test_one_holder(tmp_path: Path) -> None:
@@ -79,3 +83,22 @@ def test_the_package_imports_without_modules_that_windows_lacks() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text(), VALUES, max_size=4))
+def test_all_json_is_read_by_a_strict_parser(tmp_path_factory: pytest.TempPathFactory, value: dict[str, Any]) -> None:
+    """Null for NaN and infinities, which JSON does not have; a record with them has the checksum of what is written."""
+    line = json_line(value)
+    read = json.loads(line, parse_constant=pytest.fail)
+    assert read == files.finite(value) and line.count("\n") == 1
+    path = tmp_path_factory.getbasetemp() / "record.json"
+    sealed.write_record(path, value)
+    written = json.loads(path.read_text(encoding="utf-8"), parse_constant=pytest.fail)
+    assert written.pop(sealed.CHECKSUM) == sealed.digest(written)

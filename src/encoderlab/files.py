@@ -51,8 +51,13 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write ``value`` as indented JSON, as :func:`write_text` does."""
-    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+    """Write ``value`` as indented JSON, as :func:`write_text` does; null for numbers that are not finite."""
+    write_text(path, json.dumps(finite(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def json_line(value: Any) -> str:
+    """``value`` as one line of JSON; null for numbers that are not finite."""
+    return json.dumps(finite(value), ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def read_json(path: Path, remedy: str = "restore it, or make it again") -> dict[str, Any]:

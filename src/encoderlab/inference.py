@@ -198,7 +198,7 @@ def encode_parts(model: Model, texts: Iterable[str], *, pooling: Pooling = "mean
     model = reading_apart(model)
     longest = limit(model)
     room = tokenizer.spans(longest, max_length=longest).a
-    left, cut, number = iter(texts), 0, 0
+    left, cut, number, wrong = iter(texts), 0, 0, 0
     while part := list(islice(left, PART)):
         encodings = tokenizer.encode_batch(part, limit=room)
         cut += sum(len(encoding) > room for encoding in encodings)
@@ -206,7 +206,10 @@ def encode_parts(model: Model, texts: Iterable[str], *, pooling: Pooling = "mean
         framed = [tokenizer.frame(encoding.ids, max_length=longest) for encoding in encodings]
         with evaluating(model):
             vectors = _encode(model, framed, pooling)
+        wrong += int((~np.isfinite(vectors)).any(1).sum())
         yield vectors
+    if wrong:
+        log.warning("%d of %d vectors are not finite: they mean nothing; use another checkpoint", wrong, number)
     if cut:
         log.warning("%d of %d texts are longer than %d tokens: only their beginning is used", cut, number, room)
 

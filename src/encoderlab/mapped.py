@@ -40,7 +40,11 @@ def _end(number: int) -> None:
             for path, size in list(_sizes.items())
             if path.exists() and (now := path.stat().st_size) < size
         ]
-        line = lines[0] if lines else "a file mapped into memory cannot be read or written: it was truncated, or its disk is full"
+        line = (
+            lines[0]
+            if lines
+            else "a file mapped into memory cannot be read or written: it was truncated, or its disk is full"
+        )
         os.write(2, f"\nerror: {line}\n".encode(errors="replace"))
     finally:
         os._exit(DataError.code)

@@ -454,6 +454,13 @@ BROKEN: dict[str, tuple[str | None, Evidence]] = {
     "detector says original": ("discriminator at majority", rtd(0.915, 0.55)),
     "replace-MLM is no detector": (None, rtd(0.4, 0.55, recipe=ELECTRA)),
     "generator knows all": ("few replacements", rtd(0.99, 0.1)),
+    "development examples of one label": (
+        None,
+        replace(
+            task(lambda s: 0.7, [0.70, 0.69, 0.69, 0.69], first=0, chance=0.0),
+            recipe=RECIPE | {"budget": {"amount": 400, "unit": "steps"}},
+        ),
+    ),
     "weights thrown about": ("large updates", evidence(update_ratio=0.4)),
     "weights that hardly move": ("tiny updates", evidence(update_ratio=1e-8)),
     "no warm-up": ("no warm-up", evidence(recipe=NO_WARMUP)),

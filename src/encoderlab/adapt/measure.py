@@ -97,7 +97,7 @@ def gain(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
     size = np.array(before["bytes"], float)
     one, two = (np.array(side["bits"][name]) for side in (before, after))
     change = (two - one) / size.mean()
-    half = 1.96 * float(change.std(ddof=1)) / math.sqrt(len(change)) if len(change) > 1 else math.nan
+    half = 1.96 * float(change.std(ddof=1)) / math.sqrt(len(change)) if len(change) > 1 else math.inf
     return {
         "measure": name,
         "before": float(one.sum() / size.sum()),

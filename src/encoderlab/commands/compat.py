@@ -7,7 +7,6 @@ shuffled without ``--strategy=ddp`` too; the number of labels comes from the dat
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from cyclopts import Parameter
 
 from encoderlab.commands.terminal import note, say
 from encoderlab.errors import ConfigError, DataError
+from encoderlab.files import json_line
 from encoderlab.tasks.data import records as tables
 from encoderlab.tasks.data.records import suffix
 
@@ -324,7 +324,7 @@ def _predict(needed: str, flags: Flags) -> dict[str, Any]:
     predictions = predictor.predict([example])
     answer = record(example, predictions.values[0], predictions.details[0])
     answers = [{key: value for key, value in answer.items() if key not in ("id", "probabilities")}]
-    say(json.dumps(answers, ensure_ascii=False))
+    say(json_line(answers).rstrip())
     return {"model": flags.model, "predictions": answers}
 
 

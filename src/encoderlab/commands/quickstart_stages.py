@@ -22,7 +22,7 @@ from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError
 from encoderlab.execution.workers import cores
-from encoderlab.files import write_text
+from encoderlab.files import finite, write_text
 from encoderlab.interchange.load import load
 from encoderlab.measure.finetuning import PRETRAINED, WITHOUT
 from encoderlab.measure.html_page import write
@@ -128,7 +128,7 @@ def walk(chosen: QuickstartPlan, out: Path, seed: int, command: str) -> dict[str
     page = report(road)
     write(page, out / "report.html")
     summary = summary_of(road)
-    write_text(out / "summary.json", json.dumps(summary, indent=1, default=str) + "\n")
+    write_text(out / "summary.json", json.dumps(finite(summary), indent=1, default=str) + "\n")
     show(road, page.verdict)
     return summary
 

@@ -18,7 +18,7 @@ from encoderlab.commands.precision import Precision, judge
 from encoderlab.commands.terminal import note, progress, say, table
 from encoderlab.commands.workers import HERE, WorkerOptions, for_each_file, keep_model, shared_model
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.files import held_folder, write_text
+from encoderlab.files import held_folder, json_line, write_text
 from encoderlab.records.dataset import is_dataset, labelled_files
 from encoderlab.storage.cache import local
 from encoderlab.storage.places import url_of
@@ -378,7 +378,7 @@ def _predict_texts(predictor: Predictor, texts: list[str], out: Path | None, bes
     if line := _cut(predictor):
         note(line)
     if out is not None:
-        write_text(out, "".join(json.dumps(answer, ensure_ascii=False) + "\n" for answer in records))
+        write_text(out, "".join(map(json_line, records)))
         say(f"{len(records):,} predictions written to {out}")
         return {"predictions": len(records), "out": out}
     for text, answer in zip(texts, records, strict=True):
@@ -427,4 +427,6 @@ def _answer(record: dict[str, Any]) -> str:
     value = next(record[key] for key in ("label", "answer", "prediction") if key in record)
     if isinstance(value, list):
         return " ".join(map(str, value))
+    if value is None:
+        return "NaN"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -17,7 +17,7 @@ import numpy as np
 
 from encoderlab.corpus.tensors import encode_tensors
 from encoderlab.errors import DataError
-from encoderlab.files import replace_file, sha256, write_json
+from encoderlab.files import finite, replace_file, sha256, write_json
 
 CHECKSUM, ORIGIN = "checksum", "origin"
 SEAL = "seal.json"  # in a sealed folder
@@ -34,7 +34,7 @@ class Damaged(DataError):
 
 def digest(value: Any) -> str:
     """SHA-256 of plain data, whatever its layout as JSON and the order of its keys."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(finite(value), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def write_record(path: Path, record: Mapping[str, Any]) -> None:

@@ -177,7 +177,7 @@ def nothing_learned(e: Evidence) -> Finding | None:
         return None
     term, chance = next(iter(chances.items()))
     losses = [loss for lines in (e.train, e.valid) for _, loss in e.losses(term, lines)]
-    if not losses or min(losses) < LEARNED * chance:
+    if not chance or not losses or min(losses) < LEARNED * chance:  # 0: all development examples have one label
         return None
     named = " (ln 2)" if abs(chance - math.log(2)) < 0.005 else ""
     rate = e.recipe.get("optim", {}).get("lr", 0.0)

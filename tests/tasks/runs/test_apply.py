@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from encoderlab.files import json_line
 from encoderlab.interchange import folder as folders
 from encoderlab.tasks.data import suites
 from encoderlab.tasks.data.readers import Columns
@@ -18,7 +19,7 @@ from encoderlab.tasks.forms.span import SpanForm, average_answers
 from encoderlab.tasks.forms.table import FORMS
 from encoderlab.tasks.runs.apply import predictor_of
 from encoderlab.tasks.runs.folder import write_task
-from encoderlab.tasks.runs.predict import joint_windows, predict_ensemble
+from encoderlab.tasks.runs.predict import joint_windows, predict_ensemble, record
 from tests.tasks.synthetic import data
 from tests.tasks.tiny import model
 from tests.terminal import answer, messages
@@ -519,5 +520,8 @@ def test_outputs_that_are_nan_are_said(kind, tmp_path, caplog):
     for name, weight in (*predictor.model.named_parameters(), *predictor.model.named_buffers()):  # packed or not
         if "qkv" in name:
             weight.data.mul_(1e25)  # finite, but the scores of attention are not
-    predictor.predict(splits["dev"].examples)
+    examples, found = splits["dev"].examples, predictor.predict(splits["dev"].examples)
+    lines = map(json_line, map(record, examples, found.values, found.details))
+    strict = [json.loads(line, parse_constant=pytest.fail) for line in lines]
+    assert "null" in json.dumps(strict)
     assert "outputs of the model are NaN: their predictions mean nothing" in caplog.text

@@ -14,7 +14,7 @@ import numpy as np
 
 from encoderlab.corpus.tokenizer import Encoding, Tokenizer
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.files import cache_folder, locked, replace_file
+from encoderlab.files import cache_folder, json_line, locked, replace_file
 from encoderlab.measure.pairs.reading import Pair, read
 from encoderlab.measure.pairs.scorers import Scorer, scored
 from encoderlab.measure.pairs.statistics import Table, Ties, tabulate
@@ -208,4 +208,4 @@ def _changed(pair: Pair) -> DataError:
 def _line(pair: Pair, row: list[list[float]], measures: Sequence[str]) -> bytes:
     good, bad = (dict(zip(measures, scores, strict=True)) for scores in row)
     fields = {"UID": pair.paradigm, "sentence_good": pair.good, "sentence_bad": pair.bad, "good": good, "bad": bad}
-    return (json.dumps(fields, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
+    return json_line(fields).encode("utf-8", "backslashreplace")

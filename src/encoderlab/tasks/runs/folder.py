@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from encoderlab.config import from_dict, to_dict
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.files import finite, json_sha256, read_json, sha256, write_json, write_text
+from encoderlab.files import json_line, json_sha256, read_json, sha256, write_json, write_text
 from encoderlab.interchange import checksums
 from encoderlab.tasks.data import readers, suites
 from encoderlab.tasks.data.readers import Layout
@@ -115,12 +115,12 @@ def write_predictions(
         examples = splits[name].examples
         if not any(map(is_unlabelled, examples)):
             analysis = FORMS[task.form].analysed(task, examples, of_split)
-            write_json(out / analysis_file(name), finite(to_dict(analysis)))
+            write_json(out / analysis_file(name), to_dict(analysis))
         lines = [
-            json.dumps(record(example, value, detail, task.labels), ensure_ascii=False)
+            json_line(record(example, value, detail, task.labels))
             for example, value, detail in zip(examples, of_split.values, of_split.details, strict=True)
         ]
-        write_text(out / f"predictions-{name}.jsonl", "\n".join(lines) + "\n")
+        write_text(out / f"predictions-{name}.jsonl", "".join(lines))
 
 
 def analysis_file(split: str) -> str:
@@ -145,7 +145,7 @@ def signed(score: Mapping[str, Any]) -> dict[str, Any]:
 
 def _digest(score: Mapping[str, Any]) -> str:
     """The hash of a record without its own hash."""
-    return json_sha256(json.loads(json.dumps({key: value for key, value in score.items() if key != "sha256"})))
+    return json_sha256(json.loads(json_line({key: value for key, value in score.items() if key != "sha256"})))
 
 
 def hashes_in(out: Path) -> dict[str, str]:

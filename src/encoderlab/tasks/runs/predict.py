@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import hashlib
-import json
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 
 from encoderlab.errors import ConfigError
+from encoderlab.files import finite, json_line
 from encoderlab.inference import batch_tokens, evaluating, reading_apart
 from encoderlab.model import Model, weights_hash
 from encoderlab.part_files import PartFile
@@ -215,7 +215,7 @@ def predict_file(
     while some := list(islice(examples, chunk)):
         predictions = predictor.predict(some)
         lines = [
-            json.dumps(record(example, value, detail, labels, besides), ensure_ascii=False) + "\n"
+            json_line(record(example, value, detail, labels, besides))
             for example, value, detail in zip(some, predictions.values, predictions.details, strict=True)
         ]
         part.add("".join(lines).encode(errors="backslashreplace"))  # as write_text does
@@ -230,7 +230,7 @@ def record(
     labels: Sequence[str] | None = None,
     besides: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """One prediction as plain data: the id, the prediction, and its scores or probabilities.
+    """One prediction as plain data: the id, the prediction, and its scores or probabilities; null for NaN.
 
     Probabilities are by label if there is one per label. ``besides`` lists further fields: ``text``, the example's text
     (with its second text, question or options), and ``gold``, its label.
@@ -256,7 +256,7 @@ def record(
     if "gold" in besides:
         gold = example.reference
         plain["gold"] = [answer.text for answer in gold] if gold and isinstance(example, Question) else gold
-    return plain
+    return finite(plain)
 
 
 def identity(predictor: Predictor) -> str:

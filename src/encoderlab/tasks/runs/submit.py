@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.files import write_text
+from encoderlab.files import json_line, write_json, write_text
 from encoderlab.tasks.data.task import Choice, Example, Submission, TaggedWords, Task, Text
 from encoderlab.tasks.scoring.entities import entities
 
@@ -84,7 +84,7 @@ def _json_lines(task: Task, pairs: Sequence[tuple[Any, Any]]) -> str:
     key = "idx" if task.submission is not None and task.submission.format == "superglue" else "id"
     name = "answer" if task.name == "chid" else "label"
     records = ({key: _number(example.id), name: _json_label(task, example, guess)} for example, guess in pairs)
-    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    return "".join(map(json_line, records))
 
 
 def _json_label(task: Task, example: Example, guess: Any) -> Any:
@@ -147,11 +147,11 @@ def _squad(
 ) -> list[Path]:
     """Answers by question id, with files for the n best answers and for "no answer" if known."""
     files = [path]
-    write_text(path, json.dumps({example.id: guess for example, guess in pairs}, indent=1, ensure_ascii=False))
+    write_json(path, {example.id: guess for example, guess in pairs})
     for name, content in (("nbest_predictions.json", nbest), ("null_odds.json", null_odds)):
         if content is not None:
             files.append(path.with_name(name))
-            write_text(files[-1], json.dumps(content, indent=1, ensure_ascii=False))
+            write_json(files[-1], content)
     return files
 
 
