@@ -20,6 +20,7 @@ from encoderlab.corpus.build import resolve_sources
 from encoderlab.corpus.documents import parse_block
 from encoderlab.corpus.sentences import sentence_starts
 from encoderlab.corpus.sources import Reading
+from encoderlab.corpus.stretches import divide
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.measure.bench import corpus as bench
 
@@ -38,15 +39,16 @@ def stages(source: str, tokenizer: Tokenizer, megabytes: float) -> None:
 
     with tempfile.TemporaryDirectory() as place:
         alone = Tokenizer.load(_saved(tokenizer, Path(place)))  # has a cache of words
-        work = pieces.read_work(resolve_sources([source], reading))
+        sources = resolve_sources([source], reading)
+        work = pieces.read_work(sources, divide(sources))
         while size < megabytes * 1e6 and (piece := timed("read", next, work, None)):
-            documents = [item for block in piece.blocks for item in timed("parse", parse_block, block, reading)[0]]
+            documents = [item for _, block in piece.blocks for item in timed("parse", parse_block, block, reading)[0]]
             lines = [line for document in documents for line in document]
             timed("sentences", lambda lines=lines: [sentence_starts(line) for line in lines])
             timed("tokens", lambda lines=lines: [alone.encode_corpus(batch) for batch in pieces._batches(lines)])
             path = Path(place) / "piece.safetensors"
             timed("all, with marks and files", pieces.write_piece, path, piece, tokenizer, reading, None)
-            size += piece.num_bytes
+            size += sum(len(block.data) for _, block in piece.blocks)
     for stage, spent in seconds.items():
         print(f"{stage:28} {size / 1e6 / max(spent, 1e-9):8.1f} MB/s")
 

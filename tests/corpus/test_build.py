@@ -35,6 +35,7 @@ def small_pieces(monkeypatch):
     """Pieces of 3 kB, shards of 4,000 tokens, and duplicates found in groups of 100."""
     for module, name, value in [
         (blocks, "BLOCK", 2000),
+        (blocks, "RANGE", 8000),
         (pieces, "PIECE", 3000),
         (pieces, "BATCH", 1000),
         (assemble, "SHARD_TOKENS", 4000),
@@ -265,7 +266,8 @@ import sys
 from encoderlab.corpus import assemble, blocks, build, duplicates, pieces
 from encoderlab.config import from_dict
 import json
-blocks.BLOCK, pieces.PIECE, pieces.BATCH, assemble.SHARD_TOKENS, duplicates.BUCKET = 2000, 3000, 1000, 4000, 100
+blocks.BLOCK, blocks.RANGE, pieces.PIECE, pieces.BATCH = 2000, 8000, 3000, 1000
+assemble.SHARD_TOKENS, duplicates.BUCKET = 4000, 100
 settings = from_dict(build.BuildSettings, json.loads(sys.argv[1]))
 build.build_corpus(settings, sys.argv[2], workers=int(sys.argv[3]))
 """

@@ -27,7 +27,12 @@ from tests.corpus.corpora import digests, sample_text, settings
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    for module, name, value in [(blocks, "BLOCK", 2000), (pieces, "PIECE", 6000), (assemble, "SHARD_TOKENS", 6000)]:
+    for module, name, value in [
+        (blocks, "BLOCK", 2000),
+        (blocks, "RANGE", 8000),
+        (pieces, "PIECE", 3000),
+        (assemble, "SHARD_TOKENS", 6000),
+    ]:
         monkeypatch.setattr(module, name, value)
 
 
@@ -98,7 +103,7 @@ def test_an_interrupted_build_mends_any_file_of_its_own(stage, chosen, tmp_path,
         if not rewritten and file.parts[0] != "tokenizer" and damage is not delete:
             assert file.name in caplog.text or str(file.parent) in caplog.text, case
         seen.add(file.name)
-    assert {"plan.json", "part.json", "tokenizer.json", "tokenizer_config.json", "000000.safetensors"} <= seen
+    assert {"plan.json", "part.json", "tokenizer.json", "tokenizer_config.json", "000000-00000.safetensors"} <= seen
 
 
 def test_a_complete_corpus_is_verified_when_it_is_asked_for_again(chosen, tmp_path):
@@ -140,9 +145,9 @@ def test_a_file_of_another_piece_is_not_taken(chosen, tmp_path, monkeypatch, cap
         patch.setattr(merge, "plan", kill)
         build_corpus(chosen, tmp_path / "out")
     folder = tmp_path / "out" / ".work" / "pieces"
-    shutil.copy(folder / "000001.safetensors", folder / "000000.safetensors")
+    shutil.copy(folder / "000001-00000.safetensors", folder / "000000-00000.safetensors")
     build_corpus(chosen, tmp_path / "out")
-    assert "000000.safetensors: damaged, or made for something else; made again" in caplog.text
+    assert "000000-00000.safetensors: damaged, or made for something else; made again" in caplog.text
     assert digests(tmp_path / "out") == digests(tmp_path / "expected")
 
 

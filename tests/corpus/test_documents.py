@@ -78,7 +78,7 @@ def test_what_is_written_is_read(tmp_path_factory, made, format, block, data):
     write(path, made, format, data.draw(st.sampled_from(["\n", "\r\n"])))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocks, "BLOCK", block)
-        patch.setattr(blocks, "MAX_PENDING", 1 << 20)
+        patch.setattr(blocks, "RANGE", 1 << 20)
         assert read(path) == made
         # Reading can go on at the end of any block.
         (source,) = find_sources([str(path)], Reading())
@@ -97,7 +97,7 @@ def test_any_bytes_are_read_in_any_blocks(tmp_path_factory, data, block):
     whole = read(path)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocks, "BLOCK", block)
-        patch.setattr(blocks, "MAX_PENDING", 1 << 20)
+        patch.setattr(blocks, "RANGE", 1 << 20)
         assert read(path) == whole
     for document in whole:
         for paragraph in document:
@@ -138,7 +138,7 @@ def test_long_lines_and_documents_are_cut_and_nothing_is_lost(tmp_path, monkeypa
 @pytest.mark.parametrize("text", ["é" * 400, "ab " * 400, "ab\n" * 300])
 def test_a_text_without_documents_is_cut_between_characters(tmp_path, monkeypatch, text):
     monkeypatch.setattr(blocks, "BLOCK", 31)
-    monkeypatch.setattr(blocks, "MAX_PENDING", 64)
+    monkeypatch.setattr(blocks, "RANGE", 62)
     (tmp_path / "a.txt").write_text(text)
     found = read(tmp_path / "a.txt")
     assert len(found) > 5

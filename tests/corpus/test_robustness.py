@@ -233,7 +233,7 @@ def test_nul_bytes_are_removed_and_counted(run, tmp_path):
 def test_a_very_long_line(run, tmp_path, monkeypatch):
     """A line of text is cut at white space, in bounded memory, and counted; a record cannot be cut."""
     monkeypatch.setattr(blocks, "BLOCK", 20_000)
-    monkeypatch.setattr(blocks, "MAX_PENDING", 60_000)
+    monkeypatch.setattr(blocks, "RANGE", 60_000)
     monkeypatch.setattr(documents, "MAX_LINE", 10_000)
     monkeypatch.setattr(blocks, "MAX_RECORD", 50_000)
     line = " ".join(TEXT.split()) * 20
@@ -412,9 +412,9 @@ def test_a_damaged_piece_is_named(tmp_path, monkeypatch):
     chosen = settings(tmp_path / "a.txt")
     build_corpus(chosen, tmp_path / "part", shard_index=0, num_shards=1 + 1)
     build_corpus(chosen, tmp_path / "part2", shard_index=1, num_shards=1 + 1)
-    path = tmp_path / "part" / "pieces" / "000000.safetensors"
+    path = tmp_path / "part" / "pieces" / "000000-00000-last.safetensors"
     path.write_bytes(path.read_bytes()[:-30])
-    with pytest.raises(DataError, match="000000.safetensors"):
+    with pytest.raises(DataError, match="000000-00000-last.safetensors"):
         merge_corpora([tmp_path / "part", tmp_path / "part2"], tmp_path / "merged")
 
 

@@ -36,7 +36,7 @@ def of_corpora(path: Path, kind: str, field: str | int) -> list[tuple[int, objec
         assert source.field == field
         records = []
         for block in read_blocks(source):
-            lines = block.lines or itertools.count(block.start.line)
+            lines = block.lines or itertools.count(block.line(0))
             for line, data in zip(lines, block.data.decode("utf-8-sig").split("\n"), strict=False):
                 value = json.loads(data) if data.strip() else ""
                 if kind == "jsonl":

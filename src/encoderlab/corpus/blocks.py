@@ -1,6 +1,9 @@
 """Cuts sources into blocks that end where a document ends, so that one process reads and others parse.
 
-Where the cuts fall depends on the bytes of the source alone, not on where reading began.
+Where the cuts fall depends on the bytes near them alone. A plain file of lines can therefore be read from any range on,
+by whoever does not know what lies before: after :data:`BLOCK` bytes, and each further :data:`BLOCK`, it is cut at the
+last end of a document so far. Where there was none for :data:`RANGE` bytes, it is cut at the last line end, but only at
+multiples of :data:`RANGE`.
 """
 
 from __future__ import annotations
@@ -17,20 +20,20 @@ from encoderlab.errors import DataError
 from encoderlab.records.opening import BLOCK, column_batches, errors_of
 from encoderlab.records.reading import MAX_RECORD
 
-MAX_PENDING = 4 * BLOCK  # bytes after which a text is cut even where no document ends
+RANGE = 4 * BLOCK  # bytes of a file that can be read by themselves; a multiple of a block
+_LOOK = 1 << 16  # bytes in which the end of the last document is looked for first
+_MARK = 3  # bytes of the longest mark of an end
 
 
 @dataclass(frozen=True)
 class Position:
     """A place in a source between two blocks, from which reading can continue.
 
-    ``offset`` counts bytes of the decompressed source, or records for CSV, TSV and Parquet. ``line`` is the number of
-    the line that starts here. ``read`` is how far the source had been read when the cut was made; where the next cuts
-    fall depends on it.
+    ``offset`` counts bytes of the decompressed source, or records for CSV, TSV and Parquet. ``read`` is how far the
+    source had been read when the cut was made: the next cut is made further on.
     """
 
     offset: int = 0
-    line: int = 1
     read: int = 0
 
 
@@ -42,20 +45,32 @@ class SourceBlock:
     """A part of a source that ends where a document ends.
 
     A block of records (CSV, TSV, Parquet) holds JSON per line: a text, or ``{"problem": ...}`` for a row without one;
-    ``lines`` are the lines of the file on which they start, or the rows of a Parquet file.
+    ``lines`` are the lines of the file on which they start, or the rows of a Parquet file. ``start`` is the offset of
+    its position.
     """
 
     source: Source
     data: bytes
-    start: Position
+    start: int
     end: Position
     lines: tuple[int, ...] = ()
 
+    def line(self, index: int) -> int:
+        """The number in the file of line ``index`` of the block, for messages: the file is read up to here."""
+        if self.lines:
+            return self.lines[index]
+        with errors_of(self.source.name), self.source.file.open() as file:
+            left, lines = self.start, 1
+            while left > 0 and (data := file.read(min(left, BLOCK))):
+                left, lines = left - len(data), lines + data.count(b"\n")
+        return lines + index
 
-def read_blocks(source: Source, start: Position = START) -> Iterator[SourceBlock]:
-    """The blocks of a source from ``start`` (the ``end`` of an earlier block) on.
 
-    Memory: 16 MB for text, 64 MB for JSON lines. A compressed source is decompressed again up to ``start``.
+def read_blocks(source: Source, start: Position = START, stop: int | None = None) -> Iterator[SourceBlock]:
+    """The blocks of a source from ``start`` (the ``end`` of an earlier block, or :func:`range_start`) on, without those
+    that are cut only after ``stop`` bytes were read.
+
+    Memory: 32 MB for text, 64 MB for JSON lines. A compressed source is decompressed again up to ``start``.
 
     Raises:
         DataError: the file cannot be read, is truncated or damaged, or holds a record that is too long.
@@ -64,25 +79,30 @@ def read_blocks(source: Source, start: Position = START) -> Iterator[SourceBlock
         if source.format in ("csv", "tsv", "parquet"):
             yield from _record_blocks(source, start)
         else:
-            yield from _byte_blocks(source, start)
+            yield from _byte_blocks(source, start, stop)
 
 
-def _byte_blocks(source: Source, start: Position) -> Iterator[SourceBlock]:
+def _byte_blocks(source: Source, start: Position, stop: int | None) -> Iterator[SourceBlock]:
     with source.file.open() as file:
-        _skip(file, start.offset)
-        pending = file.read(start.read - start.offset)
-        while data := file.read(BLOCK):
+        before = min(_MARK, start.offset)  # bytes of an earlier block in which the mark of an end may begin
+        _skip(file, start.offset - before)
+        pending = file.read(before + start.read - start.offset)
+        read = start.read
+        while stop is None or read < stop:
+            data = file.read(BLOCK)
+            if not data:
+                break
             pending += data
-            if cut := _cut(source, pending):
-                read = start.offset + len(pending)
-                data, pending = pending[:cut], pending[cut:]
-                end = Position(start.offset + cut, start.line + data.count(b"\n"), read)
-                yield SourceBlock(source=source, data=data, start=start, end=end)
-                start = end
-    if pending:
-        read = start.offset + len(pending)
-        end = Position(read, start.line + pending.count(b"\n"), read)
-        yield SourceBlock(source=source, data=pending, start=start, end=end)
+            read += len(data)
+            if (cut := _cut(source, pending, before, read)) > before:
+                end = Position(start.offset + cut - before, read)
+                yield SourceBlock(source=source, data=pending[before:cut], start=start.offset, end=end)
+                pending = pending[max(0, cut - _MARK) :]
+                before, start = min(_MARK, cut), end
+        else:
+            return
+    if len(pending) > before:
+        yield SourceBlock(source=source, data=pending[before:], start=start.offset, end=Position(read, read))
 
 
 def _skip(file: Any, size: int) -> None:
@@ -93,19 +113,36 @@ def _skip(file: Any, size: int) -> None:
         size -= len(data)
 
 
-def _cut(source: Source, data: bytes) -> int:
-    """How many of these bytes can be released: up to the last end of a document, 0 to wait for more."""
-    if source.format == "jsonl":
-        cut = data.rfind(b"\n") + 1
-        if not cut and len(data) > MAX_RECORD:
-            raise DataError(f"{source.name}: a line of more than {MAX_RECORD >> 20} MB; expected a record per line")
+def _cut(source: Source, data: bytes, before: int, read: int) -> int:
+    """The place in ``data`` at which its block ends, 0 to wait for more; the block begins at ``before``, and ``read``
+    bytes of the source were read."""
+    if (cut := _document_end(source, data)) > before:
         return cut
-    if source.format == "text":
-        cut = max(data.rfind(b"\n\n") + 2, data.rfind(b"\n\r\n") + 3)
-        if cut > 2:
-            return cut
-    if len(data) < MAX_PENDING:
+    if source.format == "jsonl":
+        if len(data) - before > MAX_RECORD:
+            raise _too_long(source)
         return 0
+    if len(data) - before < RANGE or read % RANGE:
+        return 0
+    return len(data) - RANGE + _forced_cut(data[-RANGE:])
+
+
+def _too_long(source: Source) -> DataError:
+    return DataError(f"{source.name}: a line of more than {MAX_RECORD >> 20} MB; expected a record per line")
+
+
+def _document_end(source: Source, data: bytes) -> int:
+    """The place behind the last end of a document in ``data``, 0 if there is none."""
+    if source.format == "jsonl":
+        return data.rfind(b"\n") + 1
+    if source.format == "text":
+        ends = [place + len(mark) for mark in (b"\n\n", b"\n\r\n") if (place := data.rfind(mark)) >= 0]
+        return max(ends, default=0)
+    return 0
+
+
+def _forced_cut(data: bytes) -> int:
+    """Where bytes without the end of a document are cut."""
     cut = data.rfind(b"\n") + 1 or data.rfind(b" ") + 1
     if not cut:  # no white space at all: between two characters
         cut = len(data)
@@ -113,6 +150,37 @@ def _cut(source: Source, data: bytes) -> int:
             cut -= 1
         cut -= 1
     return cut
+
+
+def range_start(source: Source, read: int) -> Position:
+    """Where the first block begins that is cut after more than ``read`` bytes (a multiple of :data:`BLOCK`) of a plain
+    file of lines were read; the file is read only a little before that.
+
+    Raises:
+        DataError: the file cannot be read, or holds a record that is too long.
+    """
+    if read == 0:
+        return START
+    last = read // RANGE * RANGE  # where a text was cut for want of an end, if it was
+    lowest = max(0, last - RANGE if source.format != "jsonl" else read - MAX_RECORD - 1)
+    with errors_of(source.name), source.file.open() as file:
+        size = _LOOK
+        while True:
+            size = min(size, read - lowest)
+            begin = max(0, read - size - _MARK)
+            file.seek(begin)
+            end = begin + _document_end(source, file.read(read - begin))
+            if end > max(begin, lowest):
+                return Position(end, read)
+            if size == read - lowest:
+                break
+            size *= 8
+        if source.format == "jsonl" and lowest:
+            raise _too_long(source)
+        if source.format == "jsonl" or last == 0:
+            return Position(0, read)
+        file.seek(last - RANGE)
+        return Position(last - RANGE + _forced_cut(file.read(RANGE)), read)
 
 
 def _record_blocks(source: Source, start: Position) -> Iterator[SourceBlock]:
@@ -126,12 +194,12 @@ def _record_blocks(source: Source, start: Position) -> Iterator[SourceBlock]:
         numbers.append(number)
         size += len(data) + 1
         if size >= BLOCK:
-            end = Position(record, record + 1)
-            yield SourceBlock(source=source, data=b"\n".join(lines), start=start, end=end, lines=tuple(numbers))
+            end = Position(record)
+            yield SourceBlock(source=source, data=b"\n".join(lines), start=start.offset, end=end, lines=tuple(numbers))
             lines, numbers, size, start = [], [], 0, end
     if lines:
-        end = Position(start.offset + len(lines), start.line + len(lines))
-        yield SourceBlock(source=source, data=b"\n".join(lines), start=start, end=end, lines=tuple(numbers))
+        end = Position(start.offset + len(lines))
+        yield SourceBlock(source=source, data=b"\n".join(lines), start=start.offset, end=end, lines=tuple(numbers))
 
 
 def _table_texts(source: Source) -> Iterator[tuple[int, str | dict[str, str]]]:

@@ -2,14 +2,15 @@
 
     OUT/.work/plan.json           what is being built, so that nothing else is continued by mistake
     OUT/.work/tokenizer/          trained or copied
-    OUT/.work/pieces/000000...    tokens of about 4 MB of input each (:mod:`encoderlab.corpus.pieces`)
+    OUT/.work/pieces/000000-...   tokens of about 4 MB of input each (:mod:`encoderlab.corpus.pieces`)
     OUT/.work/part.json           all pieces are there
     OUT/.work/assembly/...        decisions and records (:mod:`encoderlab.corpus.assemble`)
     OUT/train/, validation/ ...   the corpus (:mod:`encoderlab.corpus.shards`); with its manifest the corpus is complete
 
 Each of these appears complete or not at all. A build that was killed continues where it was, and ends with the same
-bytes; so does one with any number of workers, or of machines: with ``num_shards`` n a machine makes every n-th piece,
-and :func:`encoderlab.corpus.merge.merge_corpora` assembles them.
+bytes; so does one with any number of workers, or of machines: with ``num_shards`` n a machine reads every n-th stretch
+of the input (:mod:`encoderlab.corpus.stretches`), and :func:`encoderlab.corpus.merge.merge_corpora` assembles them. On
+a cluster, a task reads a stretch and makes its pieces.
 
 Memory does not depend on the size of the input: one piece a worker, about 200 MB each.
 """
@@ -17,18 +18,21 @@ Memory does not depend on the size of the input: one piece a worker, about 200 M
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import logging
+import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from encoderlab.config import to_dict
+from encoderlab.corpus import blocks
 from encoderlab.corpus.assemble import Selection
-from encoderlab.corpus.blocks import read_blocks
+from encoderlab.corpus.blocks import SourceBlock, range_start, read_blocks
 from encoderlab.corpus.documents import parse_block
 from encoderlab.corpus.find import find_sources
 from encoderlab.corpus.manifest import MANIFEST, TOKENIZER, Manifest, SourceRecord, read_manifest, verify
@@ -38,26 +42,34 @@ from encoderlab.corpus.merge import (
     Progress,
     check_max_unknown,
     damaged_pieces,
+    is_complete,
     join_parts,
     piece_origin,
     piece_path,
+    pieces_made,
     read_part,
     too_many_unknown,
 )
 from encoderlab.corpus.output import ASSEMBLY, PART, PIECES, PLAN, WORK, begun, differences, held
-from encoderlab.corpus.pieces import Piece, PieceInput, Segmenter, SourcePlace, read_work, write_piece
+from encoderlab.corpus.pieces import Piece, PieceInput, Segmenter, read_work, write_piece
 from encoderlab.corpus.python.text import PREFIX, python_source
 from encoderlab.corpus.sealed import Damaged, check_folder, digest, seal_folder, write_record
 from encoderlab.corpus.segment import make_segmenter
 from encoderlab.corpus.sources import Reading, Source
+from encoderlab.corpus.stretches import Stretch, divide, is_divisible
 from encoderlab.corpus.tokenizer import Kind, Tokenizer
 from encoderlab.errors import ConfigError
 from encoderlab.execution.workers import Tasks, Workers
-from encoderlab.records.opening import COMPRESSED
-from encoderlab.storage.places import identity, info
+from encoderlab.records.opening import COMPRESSED, errors_of
+from encoderlab.storage.places import identity, info, url_of
 from encoderlab.storage.streams import sha256
 
 log = logging.getLogger(__name__)
+
+VERSION = 2  # of how the input is divided into pieces and sampled; a build that another version began is refused
+LOOK = (
+    128  # times the bytes of the sample, so many are read for it at most of files that must be read from the beginning
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,12 +136,13 @@ def build_corpus(
     Args:
         workers: processes besides this one, which reads; 1 does everything in this process.
         max_unknown: the share of unknown tokens above which the tokenizer is refused for this text.
-        tasks: where pieces and shards are made instead, such as a cluster whose nodes all see ``out``.
+        tasks: where stretches are read and shards are made instead: a cluster whose nodes see the sources and ``out``.
 
     Raises:
         ConfigError: wrong settings, an output folder that is in use, not empty, or holds something else.
         DataError: sources that are missing, unreadable, without text, or not covered by the tokenizer.
     """
+    on_cluster = tasks is not None
     out = Path(out) if tasks is None else Path(out).resolve()  # a cluster's workers are in other folders
     if tasks is None:
         tasks = functools.partial(Workers, workers)
@@ -141,11 +154,13 @@ def build_corpus(
         raise ConfigError(f"shard index {shard_index} of {num_shards} shards, expected 0 to {num_shards - 1}")
     _check(settings)
     sources = resolve_sources(settings.sources, settings.reading)
+    if on_cluster:
+        sources = [replace(one, path=one.path if url_of(one.path) else one.path.resolve()) for one in sources]
     whole = num_shards == 1
     with held(out):
         if whole and (out / MANIFEST).exists():
             return _complete(settings, sources, out)
-        part = Part(out / WORK if whole else out, settings, sources, shard_index, num_shards)
+        part = Part(out / WORK if whole else out, settings, sources, shard_index, num_shards, on_cluster)
         part.claim(out)
         tokenizer = part.tokenizer(progress)
         if isinstance(settings.tokenizer, GivenTokenizer):
@@ -198,8 +213,9 @@ def _complete(settings: BuildSettings, sources: Sequence[Source], out: Path) -> 
     if _given_hash(settings) not in (None, manifest.tokenizer.hash):
         raise ConfigError(f"{out}: the tokenizer has changed since; choose another folder, or delete this one")
     recorded = {source.name: source.sha256 for source in manifest.sources}
-    for source in _source_records(sources):
-        if recorded.get(source.name) != source.sha256:
+    hashes = {path: sha256(path) for path in {source.path: None for source in sources}}
+    for source in sources:
+        if recorded.get(source.name) != hashes[source.path]:
             raise ConfigError(f"{out}: {source.name} has changed since; choose another folder, or delete this one")
     if len(recorded) != len(sources):
         raise ConfigError(f"{out}: built of {len(recorded)} sources, not {len(sources)}; choose another folder")
@@ -210,7 +226,7 @@ def _complete(settings: BuildSettings, sources: Sequence[Source], out: Path) -> 
 
 @dataclass(frozen=True)
 class Part:
-    """What one machine builds of a corpus, in a folder of its own: every ``num_shards``-th piece of the input.
+    """What one machine builds of a corpus, in a folder of its own: every ``num_shards``-th stretch of the input.
 
     A corpus that one machine builds is one part, in ``OUT/.work``.
     """
@@ -220,6 +236,7 @@ class Part:
     sources: Sequence[Source]
     shard_index: int
     num_shards: int
+    on_cluster: bool = False  # whose tasks see the sources
 
     def claim(self, out: Path) -> None:
         """Write down what is built here, or check that it is the same; ``out`` is the folder that the user named.
@@ -247,6 +264,7 @@ class Part:
             "tokenizer": _given_hash(self.settings),
             "shard_index": self.shard_index,
             "num_shards": self.num_shards,
+            "version": VERSION,
         }
 
     def tokenizer(self, progress: Progress) -> Tokenizer:
@@ -281,8 +299,8 @@ class Part:
         (self.folder / PIECES).mkdir(exist_ok=True)
         if (record := self._finished(origin, progress)) is not None:
             return record
-        number, place = self._resume()
-        total = _plain_bytes(self.sources)
+        stretches = divide(self.sources)
+        own = stretches[self.shard_index :: self.num_shards]
         task = functools.partial(
             _make_piece,
             tokenizer=self.folder / TOKENIZER,
@@ -292,26 +310,48 @@ class Part:
             origin=origin,
             near_duplicates=self.settings.selection.near_duplicates,
         )
-        if place.num_bytes:
-            progress("bytes of text", place.num_bytes, total)  # those of earlier sessions
+        made = pieces_made(self.folder)
+        waiting = [stretch for stretch in own if not is_complete(made[stretch.number])]
+        done = sum(stretch.size for stretch in own) - sum(stretch.size for stretch in waiting)
+        total = sum(stretch.size for stretch in own) if all(map(_has_known_size, self.sources)) else None
+        if done:
+            progress("bytes of text", done, total)  # those of earlier sessions
+        hashes: dict[str, str] = {}
         with pool() as tasks:
-            for work in read_work(self.sources, place, number):
-                number = work.number + 1
-                path = piece_path(self.folder, work.number)
-                if work.number % self.num_shards == self.shard_index and not path.exists():
+            there = _read_there(waiting, tasks.cores) if self.on_cluster else []
+            if self.on_cluster:
+                tasks.ended = lambda name, result: hashes.update({name: result} if result else {})
+                shared = tasks.share(self.sources)
+            for stretch in there:
+                tasks.submit(_make_stretch, stretch, shared, self.folder, task)
+                progress("bytes of text", done := done + stretch.size, total)
+            for work in _read(self.sources, [stretch for stretch in waiting if stretch not in there], made):
+                if not (path := piece_path(self.folder, work.name)).exists():
                     tasks.submit(task, path, work)
-                progress("bytes of text", work.end.num_bytes, total)
-            source_records = _source_records(self.sources)  # while the last pieces are made
+                size = stretches[work.name.stretch].size
+                progress("bytes of text", done + (size if work.name.is_last else min(size, work.end.num_bytes)), total)
+                done += size if work.name.is_last else 0
+            firsts = {index for stretch in own if not stretch.part for index in range(stretch.first, stretch.end)}
+            for path in {self.sources[index].path: None for index in firsts}:  # a machine hashes what it begins to read
+                if self.on_cluster:
+                    tasks.submit(_hash, path, name=str(path))
+                else:
+                    hashes[str(path)] = _hash(path)  # while the last pieces are made
             tasks.finish()
+        made = pieces_made(self.folder)
         record = PartRecord(
             settings=_plain(self.settings),
-            sources=tuple(source_records),
+            sources=tuple(
+                _source_record(source, hashes[str(source.path)] if index in firsts else "")
+                for index, source in enumerate(self.sources)
+            ),
             tokenizer=tokenizer_hash,
             tokenizer_origin=digest(self.plan),
             pieces_origin=origin,
             shard_index=self.shard_index,
             num_shards=self.num_shards,
-            pieces=number,
+            stretches=len(stretches),
+            pieces=tuple(len(made[stretch.number]) for stretch in own),
         )
         write_record(self.folder / PART, to_dict(record))
         return record
@@ -326,8 +366,7 @@ class Part:
             problem.path.unlink(missing_ok=True)
         try:
             record = read_part(self.folder)
-            numbers = range(self.shard_index, record.pieces, self.num_shards)
-            if not problems and all(piece_path(self.folder, number).exists() for number in numbers):
+            if not problems and all(piece_path(self.folder, name).exists() for name in record.names()):
                 return record
             if not problems:
                 log.warning("%s: pieces are missing; made again", self.folder / PIECES)
@@ -338,14 +377,6 @@ class Part:
         (self.folder / PART).unlink(missing_ok=True)
         shutil.rmtree(self.folder / ASSEMBLY, ignore_errors=True)
         return None
-
-    def _resume(self) -> tuple[int, SourcePlace]:
-        """The first piece to read for, and where it starts."""
-        last = None
-        number = self.shard_index
-        while (path := piece_path(self.folder, number)).exists():
-            last, number = path, number + self.num_shards
-        return (0, SourcePlace()) if last is None else (number - self.num_shards + 1, Piece(last).end)
 
 
 def _plain(settings: BuildSettings) -> Any:
@@ -362,14 +393,21 @@ def _given_hash(settings: BuildSettings) -> str | None:
 
 
 def _sample(sources: Sequence[Source], reading: Reading, budget: int, progress: Progress) -> Iterator[str]:
-    """Documents of about ``budget`` bytes of the input: of every k-th block, all if there is less."""
-    share = min(1.0, budget / max(sum(source.expected_bytes() for source in sources), 1))
-    number = taken = 0
-    for work in read_work(sources):
-        for _, block in work.blocks:
-            number += 1
-            if int(number * share) == int((number - 1) * share) and number > 1:
-                continue
+    """Documents of about ``budget`` bytes of the input, taken evenly; all if there is less. Only they are read, but for
+    files that must be read from their beginning on: of these at most :data:`LOOK` times as much, their beginnings."""
+    sizes = [max(source.expected_bytes(), 1) for source in sources]
+    share = min(1.0, budget / max(sum(sizes), 1))
+    long = sum(size for source, size in zip(sources, sizes, strict=True) if not is_divisible(source))
+    looked = min(1.0, LOOK * budget / max(long, 1))
+    due = 0.0
+    taken = 0
+    for source, size in zip(sources, sizes, strict=True):
+        part = 1.0 if is_divisible(source) else looked
+        places = range(math.ceil(size * part / blocks.BLOCK))
+        ends = list(itertools.accumulate(itertools.repeat(min(1.0, share / part), len(places)), initial=due))
+        due = ends[-1]
+        chosen = [n for n in places if int(ends[n]) != int(ends[n + 1]) or ends[n] == 0]
+        for block in read_blocks(source) if share == 1.0 else _blocks_at(source, chosen, len(places)):
             taken += len(block.data)
             progress("bytes for the tokenizer", taken, None)
             for document in parse_block(block, reading)[0]:
@@ -378,13 +416,25 @@ def _sample(sources: Sequence[Source], reading: Reading, budget: int, progress: 
                 return
 
 
-def _plain_bytes(sources: Sequence[Source]) -> int | None:
-    """Bytes of the text that will be read; None where that is not the size of the files."""
-    if any(source.format in ("csv", "tsv", "parquet") for source in sources):
-        return None
-    if any(source.path.suffix.lower() in COMPRESSED for source in sources):
-        return None
-    return sum(info(source.path).size for source in sources)
+def _blocks_at(source: Source, places: Sequence[int], number: int) -> Iterator[SourceBlock]:
+    """The blocks of a source that are cut in these of the first ``number`` blocks of its bytes."""
+    if is_divisible(source):
+        for place in places:
+            stop = (place + 1) * blocks.BLOCK if place < number - 1 else None
+            yield from read_blocks(source, range_start(source, place * blocks.BLOCK), stop)
+    elif places:
+        wanted = set(places)
+        for index, block in enumerate(read_blocks(source)):
+            place = (block.end.read - 1) // blocks.BLOCK if block.end.read else index
+            if place > places[-1]:
+                return
+            if place in wanted:
+                yield block
+
+
+def _has_known_size(source: Source) -> bool:
+    """Whether its text is about as long as the file."""
+    return source.format not in ("csv", "tsv", "parquet") and source.path.suffix.lower() not in COMPRESSED
 
 
 def _require_covered(tokenizer: Tokenizer, sources: Sequence[Source], reading: Reading, limit: float) -> None:
@@ -402,6 +452,34 @@ def _require_covered(tokenizer: Tokenizer, sources: Sequence[Source], reading: R
         unknown, total = unknown + int((ids == tokenizer.special.unk).sum()), total + len(ids)
     if total and unknown / total > limit:
         raise too_many_unknown(unknown / total, limit)
+
+
+def _read_there(stretches: Sequence[Stretch], cores: int) -> list[Stretch]:
+    """The stretches that tasks of a cluster read. Long ones are read here, and their pieces are tasks, where there are
+    too few for all cores."""
+    long = sum(stretch.is_long for stretch in stretches)
+    return [stretch for stretch in stretches if not stretch.is_long or long >= cores]
+
+
+def _read(
+    sources: Sequence[Source], stretches: Sequence[Stretch], made: Mapping[int, Sequence[Path]]
+) -> Iterator[PieceInput]:
+    """The pieces of these stretches from the first one of each that is missing on."""
+    for is_begun, group in itertools.groupby(stretches, lambda stretch: bool(made[stretch.number])):
+        if not is_begun:
+            yield from read_work(sources, list(group))
+            continue
+        for stretch in group:
+            pieces = made[stretch.number]
+            yield from read_work(sources, [stretch], Piece(pieces[-1]).end, len(pieces))
+
+
+def _make_stretch(
+    stretch: Stretch, sources: Sequence[Source], folder: Path, make_piece: Callable[[Path, PieceInput], None]
+) -> None:
+    for work in _read(sources, [stretch], pieces_made(folder, stretch.number)):
+        if not (path := piece_path(folder, work.name)).exists():
+            make_piece(path, work)
 
 
 def _make_piece(
@@ -430,15 +508,11 @@ def _load_segmenter(name: str | None) -> Segmenter | None:
     return None if name is None else make_segmenter(name)
 
 
-def _source_records(sources: Sequence[Source]) -> list[SourceRecord]:
-    hashes = {path: sha256(path) for path in {source.path: None for source in sources}}
-    return [
-        SourceRecord(
-            name=source.name,
-            size=info(source.path).size,
-            sha256=hashes[source.path],
-            format=source.format,
-            field=source.field,
-        )
-        for source in sources
-    ]
+def _hash(path: Path) -> str:
+    with errors_of(str(path)):
+        return sha256(path)
+
+
+def _source_record(source: Source, sha256: str) -> SourceRecord:
+    size = info(source.path).size
+    return SourceRecord(name=source.name, size=size, sha256=sha256, format=source.format, field=source.field)

@@ -20,7 +20,6 @@ document of more than 1,000,000 characters is cut between paragraphs. Both are c
 from __future__ import annotations
 
 import codecs
-import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -54,10 +53,10 @@ def parse_block(block: SourceBlock, reading: Reading) -> tuple[list[list[str]], 
         documents = _text_documents(_clean(text, block, reading, counts))
     elif source.format == "markdown":
         clean = _clean(text, block, reading, counts)
-        documents = iter([markdown_paragraphs(clean, front_matter=block.start.offset == 0)])
+        documents = iter([markdown_paragraphs(clean, front_matter=block.start == 0)])
     else:
         records = _records(text, block, reading, counts)
-        documents = (_clean(record, block, reading, counts, place).split("\n") for place, record in records)
+        documents = (_clean(record, block, reading, counts, index).split("\n") for index, record in records)
     result = []
     for lines in documents:
         paragraphs = list(_paragraphs(lines, reading.min_line_chars, counts))
@@ -72,12 +71,12 @@ def read_documents(source: Source, reading: Reading) -> Iterator[list[str]]:
 
 
 def _decode(block: SourceBlock, reading: Reading, counts: Counter[str]) -> str:
-    data = block.data.removeprefix(codecs.BOM_UTF8) if block.start.offset == 0 else block.data
+    data = block.data.removeprefix(codecs.BOM_UTF8) if block.start == 0 else block.data
     try:
         return data.decode()
     except UnicodeDecodeError as error:
         if reading.invalid_utf8 == "refuse":
-            line = block.start.line + data.count(b"\n", 0, error.start)
+            line = block.line(data.count(b"\n", 0, error.start))
             raise DataError(
                 f"{block.source.name}: line {line}: invalid UTF-8 (byte 0x{data[error.start]:02x}); convert the file "
                 "with iconv, or have such bytes replaced: --invalid-utf8 replace"
@@ -87,15 +86,15 @@ def _decode(block: SourceBlock, reading: Reading, counts: Counter[str]) -> str:
     return text
 
 
-def _clean(text: str, block: SourceBlock, reading: Reading, counts: Counter[str], place: str = "") -> str:
-    """Line ends become ``\\n``; control characters go. ``place`` is that of the record in the source."""
+def _clean(text: str, block: SourceBlock, reading: Reading, counts: Counter[str], index: int = 0) -> str:
+    """Line ends become ``\\n``; control characters go. ``index`` is that of the record in the block."""
     text = text.replace("\r\n", "\n")
     for end in ("\r", "\x0b", "\x0c", "\x85", "\u2028", "\u2029"):
         text = text.replace(end, "\n")
     if SURROGATE.search(text):  # from JSON escapes, and from bytes of a table that are not UTF-8
         if reading.invalid_utf8 == "refuse":
             raise DataError(
-                f"{block.source.name}: {place}: invalid UTF-8, or half of a surrogate pair; "
+                f"{block.source.name}: {_place(block, index)}: invalid UTF-8, or half of a surrogate pair; "
                 "convert the file with iconv, or have them replaced: --invalid-utf8 replace"
             )
         text, number = SURROGATE.subn("\ufffd", text)
@@ -116,45 +115,52 @@ def _text_documents(text: str) -> Iterator[list[str]]:
     yield lines
 
 
-def _records(text: str, block: SourceBlock, reading: Reading, counts: Counter[str]) -> Iterator[tuple[str, str]]:
-    """The place and the text of each record; one without text is refused, or skipped and counted."""
-    kind = "row" if block.source.format == "parquet" else "line"
-    for number, line in zip(block.lines or itertools.count(block.start.line), text.split("\n"), strict=False):
+def _records(text: str, block: SourceBlock, reading: Reading, counts: Counter[str]) -> Iterator[tuple[int, str]]:
+    """The index in the block and the text of each record; one without text is refused, or skipped and counted."""
+    for index, line in enumerate(text.split("\n")):
         if not line or line.isspace():
             continue
-        place = f"{kind} {number}"
         try:
-            content = _record_text(line, block.source, place)
+            content = _record_text(line, block.source)
         except _NoText as problem:
             if reading.invalid_records == "refuse":
-                raise DataError(f"{block.source.name}: {problem}; correct it, or --invalid-records skip") from None
+                said = f"{problem}" if problem.has_place else f"{_place(block, index)}: {problem}"
+                raise DataError(f"{block.source.name}: {said}; correct it, or --invalid-records skip") from None
             counts["skipped_records"] += 1
         else:
-            yield place, content
+            yield index, content
+
+
+def _place(block: SourceBlock, index: int) -> str:
+    return f"{'row' if block.source.format == 'parquet' else 'line'} {block.line(index)}"
 
 
 class _NoText(Exception):
-    """A record without text; the message says where it is and why."""
+    """A record without text; the message says why, and with ``has_place`` where it is."""
+
+    def __init__(self, message: str, *, has_place: bool = False) -> None:
+        super().__init__(message)
+        self.has_place = has_place
 
 
-def _record_text(line: str, source: Source, place: str) -> str:
+def _record_text(line: str, source: Source) -> str:
     try:
         record = json_value(line)
     except ValueError:
-        raise _NoText(f"{place}: not JSON") from None
+        raise _NoText("not JSON") from None
     value = record
     if source.format != "jsonl":  # as blocks.py writes them: what a row holds, or what is wrong with it
         if isinstance(record, dict):
-            raise _NoText(record["problem"])
+            raise _NoText(record["problem"], has_place=True)
     elif not isinstance(record, str):
         if not isinstance(record, dict) or source.field not in record:
             has = f"it has {listed(record)}" if isinstance(record, dict) else f"it is a JSON {type(record).__name__}"
             missing = "no string as in the first line" if source.field is None else f"no field {source.field!r}"
-            raise _NoText(f"{place}: {missing}; {has}")
+            raise _NoText(f"{missing}; {has}")
         value = record[source.field]
     text = text_of("" if value is None else value)
     if text is None:
-        raise _NoText(f"{place}: field {source.field!r} has no text (--field names another)")
+        raise _NoText(f"field {source.field!r} has no text (--field names another)")
     return text
 
 

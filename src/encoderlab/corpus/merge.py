@@ -1,7 +1,7 @@
 """Parts to a corpus: what several machines built is joined; what one machine built is one part, joined alike.
 
 A part is a folder with ``part.json``, written when all its pieces are there, ``tokenizer/`` and ``pieces/``. With n
-parts, the part of index i holds every n-th piece from piece i on.
+parts, the part of index i holds every n-th stretch of the input from stretch i on.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import functools
 import logging
 import os
 import shutil
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -34,6 +35,7 @@ from encoderlab.corpus.manifest import (
     write_manifest,
 )
 from encoderlab.corpus.output import ASSEMBLY, MERGE, PART, PIECES, PLAN, WORK, begun, differences, held
+from encoderlab.corpus.pieces import PieceName
 from encoderlab.corpus.sealed import Damaged, check_folder, check_tensors, read_record
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
@@ -55,7 +57,9 @@ class PartRecord:
         settings: the :class:`~encoderlab.corpus.build.BuildSettings` as plain data.
         tokenizer: hash of the tokenizer.
         tokenizer_origin, pieces_origin: what determines the tokenizer and the pieces (:mod:`.sealed`).
-        pieces: how many there are in all parts together.
+        sources: of all parts; SHA-256 is empty for those that another part hashes.
+        stretches: how many there are in all parts together.
+        pieces: how many each stretch of this part has.
     """
 
     settings: dict[str, Any]
@@ -65,12 +69,20 @@ class PartRecord:
     pieces_origin: str
     shard_index: int
     num_shards: int
-    pieces: int
+    stretches: int
+    pieces: tuple[int, ...]
 
     def common(self) -> dict[str, Any]:
         """What all parts of a corpus have in common."""
         record = asdict(self)
-        return {name: record[name] for name in ("settings", "sources", "tokenizer", "num_shards", "pieces")}
+        sources = [{**source, "sha256": ""} for source in record["sources"]]
+        names = ("settings", "tokenizer", "num_shards", "stretches")
+        return {"sources": sources, **{name: record[name] for name in names}}
+
+    def names(self) -> list[PieceName]:
+        """Its pieces, in order."""
+        numbers = zip(range(self.shard_index, self.stretches, self.num_shards), self.pieces, strict=True)
+        return [PieceName(number, index, index == count - 1) for number, count in numbers for index in range(count)]
 
 
 def merge_corpora(
@@ -91,24 +103,23 @@ def merge_corpora(
     check_max_unknown(max_unknown)
     out = Path(out)
     folders, records = _in_order([Path(part) for part in parts])
-    first = records[0]
+    first, sources = records[0], _sources(records)
     with held(out):
         if (out / MANIFEST).exists():
             manifest = read_manifest(out)
             there = [(source.name, source.sha256) for source in manifest.sources]
-            if (manifest.settings, there) != (first.settings, [(item.name, item.sha256) for item in first.sources]):
+            if (manifest.settings, there) != (first.settings, [(item.name, item.sha256) for item in sources]):
                 raise ConfigError(f"{out}: has another corpus; choose another output folder, or delete it")
             verify(out)
             shutil.rmtree(out / WORK, ignore_errors=True)
             return manifest
-        asked = {**first.common(), "sources": [asdict(source) for source in first.sources]}
+        asked = {**first.common(), "sources": [asdict(source) for source in sources]}
         if begun(out / WORK, out, MERGE, asked) != asked:
             raise ConfigError(f"{out}: a merge of other parts was begun here; choose another folder, or delete it")
         try:
             check_folder(folders[0] / TOKENIZER, first.tokenizer_origin)
             for folder, record in zip(folders, records, strict=True):
-                numbers = range(record.shard_index, record.pieces, record.num_shards)
-                paths = [piece_path(folder, number) for number in numbers]
+                paths = [piece_path(folder, name) for name in record.names()]
                 for problem in damaged_pieces(paths, record.pieces_origin, progress):
                     raise problem
         except Damaged as problem:
@@ -138,6 +149,14 @@ def _in_order(folders: Sequence[Path]) -> tuple[list[Path], list[PartRecord]]:
     return [folder for folder, _ in parts], [record for _, record in parts]
 
 
+def _sources(records: Sequence[PartRecord]) -> tuple[SourceRecord, ...]:
+    """The sources of all parts, each with the hash that one of the parts has."""
+    hashed = (
+        max(sources, key=lambda source: source.sha256) for sources in zip(*(r.sources for r in records), strict=True)
+    )
+    return tuple(hashed)
+
+
 def _record_of(folder: Path) -> PartRecord:
     try:
         return read_part(folder)
@@ -162,9 +181,24 @@ def read_part(folder: Path) -> PartRecord:
         raise Damaged(folder / PART, f"damaged ({error})") from None
 
 
-def piece_path(part: Path, number: int) -> Path:
+def piece_path(part: Path, name: PieceName) -> Path:
     """The file of a piece in the folder of its part."""
-    return part / PIECES / f"{number:06d}.safetensors"
+    return part / PIECES / f"{name}.safetensors"
+
+
+def pieces_made(part: Path, stretch: int | None = None) -> dict[int, list[Path]]:
+    """The pieces in the folder of a part by their stretch, of all or one, up to the first that is missing."""
+    made: dict[int, list[Path]] = defaultdict(list)
+    for path in sorted((part / PIECES).glob("*.safetensors" if stretch is None else f"{stretch:06d}-*.safetensors")):
+        number, index, *_ = path.stem.split("-")
+        if int(index) == len(made[int(number)]):
+            made[int(number)].append(path)
+    return made
+
+
+def is_complete(pieces: Sequence[Path]) -> bool:
+    """Whether these pieces are all of their stretch."""
+    return bool(pieces) and pieces[-1].stem.endswith("-last")
 
 
 def piece_origin(origin: str, path: Path) -> str:
@@ -203,12 +237,14 @@ def join_parts(
     """
     for leftover in out.rglob(".*.tmp"):
         leftover.unlink()
-    record = read_part(parts[0])
+    part_records = [read_part(part) for part in parts]
+    record = part_records[0]
     tokenizer = Tokenizer.load(parts[0] / TOKENIZER)
     selection = Selection(**record.settings["selection"])
     scratch = out / WORK / ASSEMBLY
     progress("duplicates", 0, None)
-    pieces = [piece_path(parts[number % len(parts)], number) for number in range(record.pieces)]
+    names = sorted(name for each in part_records for name in each.names())
+    pieces = [piece_path(parts[name.stretch % len(parts)], name) for name in names]
     shards, read, invalid = plan(pieces, selection, scratch, out, tokenizer.vocab_size)
     _require_text(record, read, shards)
     with pool() as tasks:
@@ -222,7 +258,7 @@ def join_parts(
     _judge_unknown(tokenizer, counts, max_unknown)
     shutil.rmtree(out / TOKENIZER, ignore_errors=True)
     tokenizer.save(out / TOKENIZER)
-    sources = enumerate(record.sources)
+    sources = enumerate(_sources(part_records))
     manifest = write_manifest(
         out,
         vocab_size=tokenizer.vocab_size,

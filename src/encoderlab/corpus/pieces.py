@@ -1,6 +1,7 @@
 """A piece: the tokens of a few megabytes of input, the unit of work of building a corpus.
 
-A piece is a file that appears complete or not at all, so that a build that was killed continues with the next one. It
+A piece lies in one stretch of the input (:mod:`encoderlab.corpus.stretches`), and every stretch has at least one. It is
+a file that appears complete or not at all, so that a build that was killed continues with the next one. It
 keeps what later steps need to drop duplicates and to split the corpus without the text: for each line (a paragraph) its
 tokens, characters, UTF-8 bytes and a 64-bit digest, for each document its lines.
 """
@@ -17,12 +18,13 @@ from typing import NamedTuple
 import numpy as np
 
 from encoderlab.corpus import sealed
-from encoderlab.corpus.blocks import START, Position, SourceBlock, read_blocks
+from encoderlab.corpus.blocks import Position, SourceBlock
 from encoderlab.corpus.documents import parse_block
 from encoderlab.corpus.near_duplicates import document_bands
 from encoderlab.corpus.sentences import sentence_starts
 from encoderlab.corpus.shards import id_type
 from encoderlab.corpus.sources import Reading, Source
+from encoderlab.corpus.stretches import Place, Stretch, read_run, runs
 from encoderlab.corpus.tensors import map_tensors, read_bits
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.corpus.words import are_cjk
@@ -37,39 +39,48 @@ COUNTS = ("invalid_utf8", "control_characters", "cut_lines", "cut_documents", "s
 Segmenter = Callable[[str], Sequence[int]]
 
 
-@dataclass(frozen=True)
-class SourcePlace:
-    """Where in the sources a piece ends, so that reading can continue there; ``num_bytes`` of text lie before it."""
+class PieceName(NamedTuple):
+    """Which piece: its stretch, its place in the stretch from 0, and whether it is the last there."""
 
-    source: int = 0
-    position: Position = START
-    num_bytes: int = 0
+    stretch: int
+    place: int = 0
+    is_last: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.stretch:06d}-{self.place:05d}{'-last' if self.is_last else ''}"
 
 
 @dataclass(frozen=True)
 class PieceInput:
     """The input of one piece."""
 
-    number: int
+    name: PieceName
     blocks: tuple[tuple[int, SourceBlock], ...]  # each with the number of its source
-    end: SourcePlace
+    end: Place
 
 
-def read_work(sources: Sequence[Source], start: SourcePlace = SourcePlace(), number: int = 0) -> Iterator[PieceInput]:
-    """The input cut into pieces, from the end of piece ``number - 1`` on."""
-    blocks: list[tuple[int, SourceBlock]] = []
-    size = 0
-    end = start
-    for index in range(start.source, len(sources)):
-        for block in read_blocks(sources[index], start.position if index == start.source else START):
-            blocks.append((index, block))
-            size += len(block.data)
-            end = SourcePlace(index, block.end, end.num_bytes + len(block.data))
-            if size >= PIECE:
-                yield PieceInput(number, tuple(blocks), end)
-                number, blocks, size = number + 1, [], 0
-    if blocks:
-        yield PieceInput(number, tuple(blocks), end)
+def read_work(
+    sources: Sequence[Source], stretches: Sequence[Stretch], start: Place | None = None, place: int = 0
+) -> Iterator[PieceInput]:
+    """The stretches cut into pieces; the first from ``start`` on, where its piece ``place`` begins."""
+    for run in runs(stretches):
+        blocks = read_run(sources, run, start)
+        item = next(blocks, None)
+        for stretch in run:
+            pending: list[tuple[int, SourceBlock]] = []
+            size = 0
+            end = start or Place(stretch.first)
+            while item is not None and stretch.holds(item[1]):
+                if size >= PIECE:
+                    yield PieceInput(PieceName(stretch.number, place, is_last=False), tuple(pending), end)
+                    place, pending, size = place + 1, [], 0
+                pending.append(item)
+                number, block = item
+                size += len(block.data)
+                end = Place(number, block.end, end.num_bytes + len(block.data))
+                item = next(blocks, None)
+            yield PieceInput(PieceName(stretch.number, place), tuple(pending), end)
+            start, place = None, 0
 
 
 def write_piece(
@@ -199,7 +210,7 @@ class Piece:
         self.counts = Counter(dict(zip(COUNTS, tensors["counts"].tolist(), strict=True)))
         self.invalid = Counter(dict(tensors["invalid"].reshape(-1, 2).tolist()))  # by the number of the source
         source, *position, num_bytes = tensors["end"].tolist()
-        self.end = SourcePlace(source, Position(*position), num_bytes)
+        self.end = Place(source, Position(*position), num_bytes)
 
     @property
     def words(self) -> np.ndarray:

@@ -76,6 +76,7 @@ class RayTasks:
     def __init__(self, address: str | None = None, *, need: Need = Need(), sees: Sequence[Path] = ()) -> None:
         self._address, self._need, self._sees = address, need, [Path(path).resolve() for path in sees]
         self._pending: dict[Any, str] = {}
+        self.cores = 1  # of the cluster, once it is entered
         self._ours = False  # whether this object made the connection
         self._entered = contextlib.ExitStack()
         self.ended: Callable[[str, Any], None] = lambda name, result: None

@@ -27,9 +27,10 @@ def cores() -> int:
 class Tasks(Protocol):
     """Runs independent calls somewhere: :class:`Workers` here, :class:`encoderlab.execution.cluster.RayTasks` on a
     cluster. Functions are those of modules, and write what is large to files; ``ended`` is told the name and the result
-    of each call that is done.
+    of each call that is done. ``cores`` is how many can run at once.
     """
 
+    cores: int
     ended: Callable[[str, Any], None]
 
     def __enter__(self) -> Any: ...
@@ -66,6 +67,7 @@ class Workers:
     def __init__(self, number: int, *, always: bool = False, threads: int | None = None) -> None:
         if number < 1:
             raise ConfigError(f"workers {number}, expected at least 1; leave it out for one per core")
+        self.cores = number
         self._number, self._here, self._threads = number, number == 1 and not always, threads
         self._pending: dict[Future, str] = {}
         self.ended: Callable[[str, Any], None] = lambda name, result: None

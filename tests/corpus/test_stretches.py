@@ -1,0 +1,258 @@
+"""Stretches of the input: whoever reads one reads what a reader of everything reads there, and little more."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as trials
+from hypothesis import strategies as st
+
+from encoderlab.corpus import blocks, build, pieces
+from encoderlab.corpus.blocks import SourceBlock, read_blocks
+from encoderlab.corpus.build import GivenTokenizer, NewTokenizer, build_corpus
+from encoderlab.corpus.documents import read_documents
+from encoderlab.corpus.find import find_sources
+from encoderlab.corpus.merge import merge_corpora
+from encoderlab.corpus.pieces import PieceInput, read_work
+from encoderlab.corpus.sources import Reading
+from encoderlab.corpus.stretches import divide
+from encoderlab.corpus.tokenizer import Tokenizer
+from encoderlab.errors import DataError
+from encoderlab.records import opening
+from encoderlab.storage import streams
+from tests.corpus.corpora import digests, sample_text, settings
+
+many = trials(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+few = trials(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def sizes(patch: pytest.MonkeyPatch, block: int, blocks_of_range: int, piece: int) -> None:
+    patch.setattr(blocks, "BLOCK", block)
+    patch.setattr(blocks, "RANGE", block * blocks_of_range)
+    patch.setattr(pieces, "PIECE", piece)
+
+
+def parts(work: list[PieceInput]) -> list[tuple[int, SourceBlock]]:
+    return [block for piece in work for block in piece.blocks]
+
+
+@st.composite
+def files(draw: st.DrawFn) -> list[tuple[str, bytes]]:
+    """Names and bytes of some files of lines: many line ends, few of them, or none."""
+    made = []
+    for number in range(draw(st.integers(1, 4))):
+        kind = draw(st.sampled_from(["txt", "txt", "jsonl", "md", "txt.gz"]))
+        if kind == "jsonl":
+            texts = draw(st.lists(st.text("ab é\n", max_size=60), min_size=1, max_size=40))
+            data = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts).encode()
+            data = data.removesuffix(b"\n") if draw(st.booleans()) else data
+        else:
+            words = draw(
+                st.lists(st.sampled_from(["\n\n", "\n", "\r\n", "\r\n\r\n", " ", "é", "abc", "x" * 50, " y" * 90]))
+            )
+            data = b"a" + "".join(words).encode()
+        made.append((f"{number}.{kind}", gzip.compress(data, mtime=0) if kind.endswith("gz") else data))
+    return made
+
+
+@many
+@given(files(), st.sampled_from([3, 7, 20, 64]), st.sampled_from([1, 2, 4]), st.sampled_from([1, 30, 200]))
+def test_stretches_read_one_by_one_hold_what_lies_between_them(tmp_path_factory, files, block, ratio, piece):
+    """In any order, and from the end of any piece on; nothing is read twice, and nothing is left out."""
+    folder = tmp_path_factory.mktemp("stretches")
+    for name, data in files:
+        (folder / name).write_bytes(data)
+    sources = find_sources([str(folder)], Reading())
+    whole = [document for source in sources for document in read_documents(source, Reading())]
+    with pytest.MonkeyPatch.context() as patch:
+        sizes(patch, block, ratio, piece)
+        stretches = divide(sources)
+        assert [stretch.number for stretch in stretches] == list(range(len(stretches)))
+        together = list(read_work(sources, stretches))
+        alone = [list(read_work(sources, [stretch])) for stretch in reversed(stretches)]
+        assert [work for each in reversed(alone) for work in each] == together
+        for each in alone:
+            assert [work.name.is_last for work in each] == [False] * (len(each) - 1) + [True]
+            for done, work in enumerate(each[:-1], 1):
+                stretch = stretches[work.name.stretch]
+                assert list(read_work(sources, [stretch], work.end, done)) == each[done:]
+        for number, source in enumerate(sources):
+            data = b"".join(block.data for index, block in parts(together) if index == number)
+            with source.file.open() as file:
+                assert data == file.read()
+            assert parts(together) and list(read_blocks(source)) == [
+                block for index, block in parts(together) if index == number
+            ]
+    if all(len(data) < block * ratio for _, data in files):  # nothing was cut for want of an end
+        assert whole == [
+            document for _, block in parts(together) for document in build.parse_block(block, Reading())[0]
+        ]
+
+
+class Anywhere:
+    """A cluster's tasks in this process, done in any order."""
+
+    def __init__(self, cores: int, seed: int) -> None:
+        self.cores, self._draw = cores, random.Random(seed)
+        self._calls: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = []
+        self.ended: Callable[[str, Any], None] = lambda name, result: None
+
+    def __enter__(self) -> Anywhere:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        pass
+
+    def submit(self, function: Callable[..., Any], *args: Any, name: str = "") -> None:
+        self._calls.append((name, function, args))
+
+    def share(self, value: Any) -> Any:
+        return value
+
+    def wait(self) -> None:
+        if self._calls:
+            name, function, args = self._calls.pop(self._draw.randrange(len(self._calls)))
+            self.ended(name, function(*args))
+
+    def finish(self) -> None:
+        while self._calls:
+            self.wait()
+
+
+@pytest.fixture(scope="module")
+def given_tokenizer(tmp_path_factory) -> GivenTokenizer:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    Tokenizer.train("wordpiece", [sample_text(50)], 300).save(folder)
+    return GivenTokenizer(path=str(folder))
+
+
+@few
+@given(
+    data=st.data(),
+    seed=st.integers(0, 5),
+    block=st.sampled_from([700, 2000]),
+    ratio=st.sampled_from([2, 4]),
+    piece=st.sampled_from([1000, 5000]),
+    place=st.sampled_from(["workers", "cluster", "cluster", "shards", "shards"]),
+)
+def test_a_corpus_has_the_same_bytes_wherever_its_parts_are_read(
+    tmp_path_factory, given_tokenizer, data, seed, block, ratio, piece, place
+):
+    """For any number of shards, workers and cores, and for ranges and pieces of any size."""
+    folder = tmp_path_factory.mktemp("corpora")
+    text = folder / "text"
+    text.mkdir()
+    for number in range(data.draw(st.integers(1, 3), label="files")):
+        made = sample_text(data.draw(st.sampled_from([1, 4, 30]), label="documents"), seed=seed + number).encode()
+        kind = data.draw(st.sampled_from(["txt", "txt.gz", "jsonl"]), label="kind")
+        if kind == "jsonl":
+            made = b"".join(json.dumps({"text": part.decode()}).encode() + b"\n" for part in made.split(b"\n\n"))
+        (text / f"{number}.{kind}").write_bytes(gzip.compress(made, mtime=0) if kind == "txt.gz" else made)
+    chosen = settings(text, tokenizer=given_tokenizer, selection={"drop_lines": seed % 2 == 1})
+    build_corpus(chosen, folder / "whole")
+    with pytest.MonkeyPatch.context() as patch:
+        sizes(patch, block, ratio, piece)
+        if place == "workers":
+            build_corpus(chosen, folder / "out", workers=1)
+        elif place == "cluster":
+            cores = data.draw(st.sampled_from([1, 2, 8]), label="cores")
+            build_corpus(chosen, folder / "out", tasks=lambda: Anywhere(cores, seed))
+        else:
+            number = data.draw(st.integers(2, 5), label="shards")
+            for index in range(number):
+                build_corpus(chosen, folder / f"part{index}", shard_index=index, num_shards=number)
+            merge_corpora([folder / f"part{index}" for index in range(number)], folder / "out")
+    assert digests(folder / "out") == digests(folder / "whole")
+
+
+class Counted(io.FileIO):
+    """A file that counts what is read of it."""
+
+    read_bytes: Counter[str] = Counter()
+
+    def readinto(self, buffer: Any) -> int | None:
+        size = super().readinto(buffer)
+        Counted.read_bytes[os.path.basename(str(self.name))] += size or 0
+        return size
+
+
+@pytest.mark.parametrize("kind", ["given", "trained"])
+def test_a_machine_reads_its_share_of_the_sources(tmp_path, monkeypatch, given_tokenizer, kind):
+    """Of a long text a part, and one machine all of it to hash it; a compressed file is read by one machine.
+
+    Besides, each reads the beginnings of all files, and the sample for the tokenizer.
+    """
+    sizes(monkeypatch, 4000, 4, 4000)
+    monkeypatch.setattr(blocks, "_LOOK", 256)
+    monkeypatch.setattr(opening, "HEAD", 500)
+    monkeypatch.setattr(build, "LOOK", 2)
+    text = tmp_path / "text"
+    text.mkdir()
+    (text / "long.txt").write_text(sample_text(1500))
+    for number in range(6):
+        (text / f"{number:02}.txt.gz").write_bytes(gzip.compress(sample_text(900, seed=number + 1).encode(), mtime=0))
+    small = NewTokenizer(vocab_size=300, sample_bytes=16_000)
+    chosen = settings(text, tokenizer=given_tokenizer if kind == "given" else small)
+    build_corpus(chosen, tmp_path / "whole")
+
+    def counted(path: Path) -> Any:
+        return io.BufferedReader(Counted(path), 512)
+
+    parts = [tmp_path / f"part{index}" for index in range(4)]
+    read: list[Counter[str]] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(opening, "open_file", counted)
+        patch.setattr(streams, "open_file", counted)
+        patch.setattr(opening.gzip, "open", lambda path: gzip.GzipFile(fileobj=counted(path)))
+        for index, part in enumerate(parts):
+            Counted.read_bytes.clear()
+            build_corpus(chosen, part, shard_index=index, num_shards=4)
+            read.append(Counted.read_bytes.copy())
+    for path in text.iterdir():
+        shares = sorted(each[path.name] / path.stat().st_size for each in read)
+        if path.name == "long.txt":
+            assert all(0.2 < share < 0.4 for share in (*shares[:3], shares[3] - 1)), shares
+        else:
+            assert 2 <= shares[3] < 2.9, shares  # parsed, hashed
+            assert all(share < 0.6 for share in shares[:3]), (path, shares)
+    merge_corpora(parts, tmp_path / "merged")
+    assert digests(tmp_path / "merged") == digests(tmp_path / "whole")
+
+
+def test_a_message_names_the_line_of_the_file_in_any_stretch(tmp_path, monkeypatch, given_tokenizer):
+    sizes(monkeypatch, 50, 2, 100)
+    rows = [json.dumps({"text": f"number {number}"}) for number in range(100)]
+    rows[70] = "no JSON"
+    (tmp_path / "a.jsonl").write_text("\n".join(rows))
+    chosen = settings(tmp_path / "a.jsonl", tokenizer=given_tokenizer)
+    with pytest.raises(DataError, match="a.jsonl: line 71: not JSON; correct it"):  # in the part of one or the other
+        for index in range(2):
+            build_corpus(chosen, tmp_path / f"out{index}", shard_index=index, num_shards=2)
+
+
+def test_quoted_cells_and_compressed_files_are_not_divided(tmp_path, monkeypatch):
+    sizes(monkeypatch, 100, 2, 100)
+    (tmp_path / "a.csv").write_text("text\n" + '"two\nlines"\n' * 100)
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(random.Random(0).randbytes(1000).hex().encode(), mtime=0))
+    (tmp_path / "c.txt").write_text("one\n\n" * 100)
+    (tmp_path / "d.txt").write_text("small")
+    (tmp_path / "e.txt").write_text("small")
+    made = divide(find_sources([str(tmp_path)], Reading()))
+    assert [(one.first, one.end, one.part, one.is_long) for one in made] == [
+        (0, 1, None, True),
+        (1, 2, None, True),
+        (2, 3, 0, False),
+        (2, 3, 1, False),
+        (2, 3, 2, False),
+        (3, 5, None, False),
+    ]
