@@ -412,9 +412,9 @@ def test_a_damaged_piece_is_named(tmp_path, monkeypatch):
     chosen = settings(tmp_path / "a.txt")
     build_corpus(chosen, tmp_path / "part", shard_index=0, num_shards=1 + 1)
     build_corpus(chosen, tmp_path / "part2", shard_index=1, num_shards=1 + 1)
-    path = tmp_path / "part" / "pieces" / "000000-00000-last.safetensors"
+    path = tmp_path / "part" / "pieces" / "000000-00000.safetensors"
     path.write_bytes(path.read_bytes()[:-30])
-    with pytest.raises(DataError, match="000000-00000-last.safetensors"):
+    with pytest.raises(DataError, match="000000-00000.safetensors"):
         merge_corpora([tmp_path / "part", tmp_path / "part2"], tmp_path / "merged")
 
 

@@ -56,7 +56,7 @@ from encoderlab.corpus.python.text import PREFIX, python_source
 from encoderlab.corpus.sealed import Damaged, check_folder, digest, seal_folder, write_record
 from encoderlab.corpus.segment import make_segmenter
 from encoderlab.corpus.sources import Reading, Source
-from encoderlab.corpus.stretches import Stretch, divide, is_divisible
+from encoderlab.corpus.stretches import SourceStretch, divide, is_divisible
 from encoderlab.corpus.tokenizer import Kind, Tokenizer
 from encoderlab.errors import ConfigError
 from encoderlab.execution.workers import Tasks, Workers
@@ -454,7 +454,7 @@ def _require_covered(tokenizer: Tokenizer, sources: Sequence[Source], reading: R
         raise too_many_unknown(unknown / total, limit)
 
 
-def _read_there(stretches: Sequence[Stretch], cores: int) -> list[Stretch]:
+def _read_there(stretches: Sequence[SourceStretch], cores: int) -> list[SourceStretch]:
     """The stretches that tasks of a cluster read. Long ones are read here, and their pieces are tasks, where there are
     too few for all cores."""
     long = sum(stretch.is_long for stretch in stretches)
@@ -462,7 +462,7 @@ def _read_there(stretches: Sequence[Stretch], cores: int) -> list[Stretch]:
 
 
 def _read(
-    sources: Sequence[Source], stretches: Sequence[Stretch], made: Mapping[int, Sequence[Path]]
+    sources: Sequence[Source], stretches: Sequence[SourceStretch], made: Mapping[int, Sequence[Path]]
 ) -> Iterator[PieceInput]:
     """The pieces of these stretches from the first one of each that is missing on."""
     for is_begun, group in itertools.groupby(stretches, lambda stretch: bool(made[stretch.number])):
@@ -475,7 +475,7 @@ def _read(
 
 
 def _make_stretch(
-    stretch: Stretch, sources: Sequence[Source], folder: Path, make_piece: Callable[[Path, PieceInput], None]
+    stretch: SourceStretch, sources: Sequence[Source], folder: Path, make_piece: Callable[[Path, PieceInput], None]
 ) -> None:
     for work in _read(sources, [stretch], pieces_made(folder, stretch.number)):
         if not (path := piece_path(folder, work.name)).exists():

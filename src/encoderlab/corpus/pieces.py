@@ -24,7 +24,7 @@ from encoderlab.corpus.near_duplicates import document_bands
 from encoderlab.corpus.sentences import sentence_starts
 from encoderlab.corpus.shards import id_type
 from encoderlab.corpus.sources import Reading, Source
-from encoderlab.corpus.stretches import Place, Stretch, read_run, runs
+from encoderlab.corpus.stretches import SourcePlace, SourceStretch, read_run, runs
 from encoderlab.corpus.tensors import map_tensors, read_bits
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.corpus.words import are_cjk
@@ -56,11 +56,11 @@ class PieceInput:
 
     name: PieceName
     blocks: tuple[tuple[int, SourceBlock], ...]  # each with the number of its source
-    end: Place
+    end: SourcePlace
 
 
 def read_work(
-    sources: Sequence[Source], stretches: Sequence[Stretch], start: Place | None = None, place: int = 0
+    sources: Sequence[Source], stretches: Sequence[SourceStretch], start: SourcePlace | None = None, place: int = 0
 ) -> Iterator[PieceInput]:
     """The stretches cut into pieces; the first from ``start`` on, where its piece ``place`` begins."""
     for run in runs(stretches):
@@ -69,7 +69,7 @@ def read_work(
         for stretch in run:
             pending: list[tuple[int, SourceBlock]] = []
             size = 0
-            end = start or Place(stretch.first)
+            end = start or SourcePlace(stretch.first)
             while item is not None and stretch.holds(item[1]):
                 if size >= PIECE:
                     yield PieceInput(PieceName(stretch.number, place, is_last=False), tuple(pending), end)
@@ -77,7 +77,7 @@ def read_work(
                 pending.append(item)
                 number, block = item
                 size += len(block.data)
-                end = Place(number, block.end, end.num_bytes + len(block.data))
+                end = SourcePlace(number, block.end, end.num_bytes + len(block.data))
                 item = next(blocks, None)
             yield PieceInput(PieceName(stretch.number, place), tuple(pending), end)
             start, place = None, 0
@@ -210,7 +210,7 @@ class Piece:
         self.counts = Counter(dict(zip(COUNTS, tensors["counts"].tolist(), strict=True)))
         self.invalid = Counter(dict(tensors["invalid"].reshape(-1, 2).tolist()))  # by the number of the source
         source, *position, num_bytes = tensors["end"].tolist()
-        self.end = Place(source, Position(*position), num_bytes)
+        self.end = SourcePlace(source, Position(*position), num_bytes)
 
     @property
     def words(self) -> np.ndarray:

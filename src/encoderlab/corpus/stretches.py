@@ -17,7 +17,7 @@ from encoderlab.records.opening import COMPRESSED
 
 
 @dataclass(frozen=True)
-class Place:
+class SourcePlace:
     """A place in a stretch between two blocks; ``num_bytes`` of its text lie before it."""
 
     source: int
@@ -26,7 +26,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class SourceStretch:
     """Sources ``first`` to ``end``, or range ``part`` of :data:`~encoderlab.corpus.blocks.RANGE` bytes of one.
 
     ``size`` is about its number of bytes.
@@ -44,7 +44,7 @@ class Stretch:
         """Whether it is longer than a range, because it is read from its beginning on."""
         return self.part is None and self.size > blocks.RANGE
 
-    def follows(self, other: Stretch) -> bool:
+    def follows(self, other: SourceStretch) -> bool:
         """Whether the other is the range before this one."""
         return self.part is not None and other.part == self.part - 1 and other.first == self.first
 
@@ -59,9 +59,9 @@ def is_divisible(source: Source) -> bool:
     return plain and source.format in ("text", "markdown", "jsonl")
 
 
-def divide(sources: Sequence[Source]) -> list[Stretch]:
+def divide(sources: Sequence[Source]) -> list[SourceStretch]:
     """The sources in stretches, in their order; small ones share a stretch."""
-    stretches: list[Stretch] = []
+    stretches: list[SourceStretch] = []
     for index, source in enumerate(sources):
         size = max(0, source.expected_bytes())
         number, last = len(stretches), stretches[-1] if stretches else None
@@ -69,17 +69,17 @@ def divide(sources: Sequence[Source]) -> list[Stretch]:
             starts = range(0, size, blocks.RANGE)
             for part, start in enumerate(starts):
                 is_last, length = part == len(starts) - 1, min(blocks.RANGE, size - start)
-                stretches.append(Stretch(number + part, index, index + 1, length, part, is_last))
+                stretches.append(SourceStretch(number + part, index, index + 1, length, part, is_last))
         elif last and last.part is None and last.size + size <= blocks.RANGE:
             stretches[-1] = replace(last, end=index + 1, size=last.size + size)
         else:
-            stretches.append(Stretch(number, index, index + 1, size))
+            stretches.append(SourceStretch(number, index, index + 1, size))
     return stretches
 
 
-def runs(stretches: Sequence[Stretch]) -> Iterator[list[Stretch]]:
+def runs(stretches: Sequence[SourceStretch]) -> Iterator[list[SourceStretch]]:
     """The stretches in groups that are read in one go: ranges that follow each other, and each of the others."""
-    run: list[Stretch] = []
+    run: list[SourceStretch] = []
     for stretch in stretches:
         if run and not stretch.follows(run[-1]):
             yield run
@@ -90,7 +90,7 @@ def runs(stretches: Sequence[Stretch]) -> Iterator[list[Stretch]]:
 
 
 def read_run(
-    sources: Sequence[Source], run: Sequence[Stretch], start: Place | None = None
+    sources: Sequence[Source], run: Sequence[SourceStretch], start: SourcePlace | None = None
 ) -> Iterator[tuple[int, SourceBlock]]:
     """The blocks of a group of :func:`runs`, from ``start`` on, each with the number of its source."""
     first, last = run[0], run[-1]
