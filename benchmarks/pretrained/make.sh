@@ -20,8 +20,9 @@ case $name in
 esac
 if [ ! -e runs/corpora/$language ]; then
     "$PYTHON" -m "${text[@]}" runs/text/$language
-    encoderlab corpus build runs/text/$language --out runs/corpora/$language --tokenizer wordpiece --cased \
-        --vocab-size 8192 --validation 0.01
+    # The tokenizer was trained by `--tokenizer wordpiece --cased --vocab-size 8192`; a later version draws another sample.
+    encoderlab corpus build runs/text/$language --out runs/corpora/$language --validation 0.01 \
+        --tokenizer src/encoderlab/pretrained/$name
 fi
 # stage RUN CONFIG FLOPS [--init-from MODEL]
 stage() {

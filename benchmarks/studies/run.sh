@@ -17,8 +17,8 @@ mkdir -p runs/corpora runs/studies
 [ -e runs/data ] || ln -s "$DATA" runs/data
 if [ ! -e runs/corpora/en ]; then
     "$PYTHON" -m benchmarks.studies.text "$DATA/pretrain_en" runs/text/en
-    "$PYTHON" -m encoderlab corpus build runs/text/en --out runs/corpora/en --tokenizer wordpiece --cased \
-        --vocab-size 8192 --validation 0.01
+    "$PYTHON" -m encoderlab corpus build runs/text/en --out runs/corpora/en --validation 0.01 \
+        --tokenizer src/encoderlab/pretrained/small-en
 fi
 names=("$@")
 [ ${#names[@]} -gt 0 ] || names=(norms architectures masks electra objectives pairs convbert deberta albert memory)
