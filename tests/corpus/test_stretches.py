@@ -154,7 +154,9 @@ def test_a_corpus_has_the_same_bytes_wherever_its_parts_are_read(
     text = folder / "text"
     text.mkdir()
     for number in range(data.draw(st.integers(1, 3), label="files")):
-        made = sample_text(data.draw(st.sampled_from([1, 4, 30]), label="documents"), seed=seed + number).encode()
+        made = sample_text(
+            data.draw(st.sampled_from([1, 4, 30] if number else [30]), label="documents"), seed=seed + number
+        ).encode()
         kind = data.draw(st.sampled_from(["txt", "txt.gz", "jsonl"]), label="kind")
         if kind == "jsonl":
             made = b"".join(json.dumps({"text": part.decode()}).encode() + b"\n" for part in made.split(b"\n\n"))

@@ -476,8 +476,8 @@ def test_convbert_in_transformers(tmp_path: Path) -> None:
     [
         ("electra", Classification(labels=2, summary="raw")),
         ("deberta-v2", Tagging(labels=2, dense=True)),
-        ("electra", Span(form="conditional")),
-        ("albert", Span(form="beam")),
+        ("electra", Span(variant="conditional")),
+        ("albert", Span(variant="beam")),
         ("convbert", Classification(labels=2, summary="dense", activation="relu")),
     ],
 )

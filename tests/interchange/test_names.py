@@ -71,7 +71,7 @@ def test_round_trip_of_task_heads(case: str, head: Classification | Tagging | Sp
         known = heads.SEQUENCE[form]
         head = replace(head, summary="pooler" if known.dense is None else "dense", activation=known.activation)
     if isinstance(head, Span) and form == "xlnet":
-        head = Span(form="beam")
+        head = Span(variant="beam")
     config = replace(config, task=head, lm=None, pair=False, rtd=None, mask_decoder=0, mask_vector=False)
     weights = folder.weights(make(config))
     name_table = huggingface.name_table_of(config, form)

@@ -126,7 +126,7 @@ def test_heads_of_fine_tuned_tensorflow_models(
 def test_heads_of_fine_tuned_xlnet(
     scores: str, labels: tuple[str, ...], tmp_path: Path, monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    head = Classification(labels=len(labels), summary="dense") if labels else Span(form="beam", dropout=0.1)
+    head = Classification(labels=len(labels), summary="dense") if labels else Span(variant="beam", dropout=0.1)
     config = replace(CONFIGS["xlnet"], task=head, labels=labels, lm=None, mask_vector=False)
     model = make(config)
     rules = name_tables.xlnet_tf_classifier(scores) if labels else name_tables.XLNET_TF_SPAN

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from encoderlab import models
 from encoderlab.errors import ConfigError
+from encoderlab.interchange import folder
 from encoderlab.model import weights_hash
 from encoderlab.nn import encoder as encoders
 from encoderlab.nn.architecture import EncoderConfig
@@ -107,6 +108,8 @@ def test_families_keep_their_weights_and_gradients(family: str) -> None:
     packed = copy.deepcopy(model)
     pack(packed.encoder.blocks)
     assert weights_hash(packed) == weights_hash(model)
+    written, expected = folder.weights(packed), folder.weights(model)
+    assert written.keys() == expected.keys() and all(torch.equal(written[name], expected[name]) for name in expected)
     ids = torch.randint(5, 100, (3, 20), generator=torch.Generator().manual_seed(0))
     doc = torch.zeros(3, 20, dtype=torch.int32)
     doc[1, 9:] = -1
@@ -127,3 +130,10 @@ def test_packed_weights_are_not_taken_for_8_bits() -> None:
     pack(model.encoder.blocks)  # changes nothing
     with pytest.raises(ConfigError, match="packed in float32 already"):
         quantise(model.encoder.blocks)
+
+
+def test_8_bits_are_not_written_as_if_they_were_the_weights() -> None:
+    model = tiny("bert")
+    quantise(model.encoder.blocks)
+    with pytest.raises(ConfigError, match="int8 cannot be saved"):
+        folder.weights(model)

@@ -47,7 +47,7 @@ def scores(module: Attention, table: DistanceTable, x: Tensor, source: Tensor, *
 
 def projections(module: Attention, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
     weight = module.qkv.view(3, H, K, D)
-    bias = module._bias()
+    bias = module.bias_of_all()
     bias = torch.zeros(3, H, K, dtype=x.dtype) if bias is None else bias.view(3, H, K)
     q = torch.einsum("hkd,bld->bhlk", weight[0], x) + bias[0][:, None]
     k = torch.einsum("hkd,bld->bhlk", weight[1], source) + bias[1][:, None]
@@ -127,7 +127,7 @@ def test_disentangled(position: Disentangled, biases: str) -> None:
     got = scores(module, table, x, x)
     q, k = projections(module, x, x)
     rows = table.table if table.norm is None else table.norm(table.table)
-    term, bias = module.term, module._bias()
+    term, bias = module.term, module.bias_of_all()
     weights = module.qkv.view(3, D, D)
     biases_ = torch.zeros(3, D, dtype=torch.float64) if bias is None else bias.view(3, D)
     if position.share_projections:

@@ -451,7 +451,7 @@ def test_the_beam_head_of_xlnet(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "head", [Classification(labels=2, summary="dense"), Tagging(labels=2), Span(form="beam", dropout=0.1)]
+    "head", [Classification(labels=2, summary="dense"), Tagging(labels=2), Span(variant="beam", dropout=0.1)]
 )
 def test_a_fine_tuned_xlnet_lacks_nothing(head: Any, tmp_path: Path) -> None:
     """Classes of ``transformers`` have the start of the query stream, which nothing but pretraining reads, too."""

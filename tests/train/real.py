@@ -94,8 +94,8 @@ CASES: dict[str, tuple[str, Callable[[Recipe], Objective], dict[str, Any]]] = {
     "rtd": ("electra-tiny", _rtd, {}),
     "rtd-gdes": ("deberta-v3-tiny", _rtd, {}),
     "rtd-alternating": ("deberta-v3-tiny", _rtd, {"objective": ALTERNATING}),
-    "permutation": ("xlnet-tiny", _permutation, {"rows": XLNetStreams(reuse=8, separator=False)}),
-    "causal": ("transformer-xl-tiny", _causal, {"rows": ContiguousStreams(separator=False)}),
+    "permutation": ("xlnet-tiny", _permutation, {"format": XLNetStreams(reuse=8, separator=False)}),
+    "causal": ("transformer-xl-tiny", _causal, {"format": ContiguousStreams(separator=False)}),
     "distill": ("distilbert-tiny", _distill, {}),
 }
 

@@ -66,7 +66,8 @@ class PartAnswer(_Closed):
     pieces_origin: str
     shard_index: int
     num_shards: int
-    pieces: Annotated[int, Field(description="pieces in all parts together")]
+    stretches: Annotated[int, Field(description="stretches of the sources in all parts together")]
+    pieces: Annotated[list[int], Field(description="pieces of each stretch of this part")]
 
 
 class SplitFactsAnswer(CountsAnswer):

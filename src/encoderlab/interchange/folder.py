@@ -17,6 +17,7 @@ from encoderlab.config import to_dict
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.interchange import checksums
 from encoderlab.interchange.files import SAFE, read_json, write_one_by_one, write_weights
+from encoderlab.nn.packed import Packed
 
 if TYPE_CHECKING:
     from encoderlab.model import Model
@@ -33,8 +34,8 @@ def weights(model: Model) -> dict[str, Tensor]:
 
 
 def _sources(model: Model) -> dict[str, list[Tensor]]:
-    """The parameters whose sum is written under each name."""
-    state: dict[str, list[Tensor]] = {}
+    """The parameters whose sum is written under each name; packed weights as the parameters that they replace."""
+    state = {name: [part.whole()] for name, part in model.named_modules() if isinstance(part, Packed)}
     seen: set[int] = set()
     for name, parameter in model.named_parameters():
         if id(parameter) not in seen:
@@ -149,6 +150,6 @@ def own_card(model: Model, place: Path) -> str | None:
 
 
 def _card(model: Model) -> str:
-    count = sum(parameter.numel() for parameter in {id(p): p for p in model.parameters()}.values())
+    count = sum(parts[0].numel() for parts in _sources(model).values())
     family = model.config.family
     return f"# {family}\n\nA text encoder of family {family}, {count:,} parameters, made with encoderlab.\n"

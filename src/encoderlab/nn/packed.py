@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from encoderlab.errors import ConfigError
 from encoderlab.nn.kernels import build
 from encoderlab.nn.kernels.cpu import packed as kernel
 from encoderlab.nn.kernels.cpu.layer import Weight
@@ -39,6 +40,14 @@ class Packed(nn.Module):
         """The whole weight as the kernel of a layer reads it, with ``bias``; None if that cannot."""
         return None
 
+    def whole(self) -> Tensor:
+        """The weight itself, (N, K).
+
+        Raises:
+            ConfigError: it was rounded.
+        """
+        raise ConfigError("a model in int8 cannot be saved or converted; load it in fp32")
+
 
 class PackedWeight(Packed):
     """A weight (N, K) float32 in panels (:mod:`.kernels.cpu.packed`). Gradients of inputs are computed from a copy."""
@@ -61,7 +70,6 @@ class PackedWeight(Packed):
         return self.values, None, None, bias, *self.shape
 
     def whole(self) -> Tensor:
-        """The weight itself, (N, K)."""
         return self.values.transpose(1, 2).flatten(0, 1)[self.columns]
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
