@@ -98,7 +98,7 @@ def encode(
     pooling
         The vector of a text: the mean over its tokens, its first token, or its last token.
     precision
-        Arithmetic of the matrix products in the layers: fp32, or int8 (8 bits; two to four times as
+        Arithmetic of the matrix products in the layers: fp32, or int8 (8 bits; two to three times as
         fast on processors with VNNI).
     check
         File with one text per line, on which int8 is compared with fp32 first; more than 0.5 % off is refused.

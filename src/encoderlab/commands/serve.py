@@ -65,7 +65,7 @@ def serve(
         What computes the model: our kernels (own), or the graph of an exported folder in ONNX
         Runtime, in fp32 (onnx) or int8.
     precision
-        Arithmetic of the matrix products in our kernels: fp32, or int8 (8 bits; two to four times as
+        Arithmetic of the matrix products in our kernels: fp32, or int8 (8 bits; two to three times as
         fast on processors with VNNI). To see what int8 costs: encoderlab predict or encode with --check.
     beside
         Second model, under /beside; the page shows both side by side.

@@ -248,7 +248,7 @@ def predict(
     with_
         Also write these: text (with its second text, question or options), gold (the label in the file).
     precision
-        Arithmetic of the matrix products in the layers: fp32, or int8 (8 bits; two to four times as
+        Arithmetic of the matrix products in the layers: fp32, or int8 (8 bits; two to three times as
         fast on processors with VNNI).
     check
         Labelled data of the task, or a file with one text per line, on which int8 is compared with fp32 first; a
