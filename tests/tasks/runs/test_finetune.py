@@ -8,6 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from encoderlab.config import to_dict
 from encoderlab.errors import ConfigError, DataError, Stopped
@@ -563,3 +565,16 @@ def test_smoothed_labels_give_every_class_a_share():
     log_p = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
     shares = 0.7 * np.eye(3)[target] + 0.1
     assert loss == pytest.approx(-(shares * log_p).sum(), rel=1e-4)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    labels=st.lists(st.sampled_from("abc"), min_size=2, max_size=10).filter(lambda labels: len(set(labels)) > 1),
+    smoothing=st.floats(0.0, 0.9),
+)
+def test_the_weight_of_an_example_is_that_of_its_class_also_with_smoothing(labels, smoothing):
+    scores, target, loss = losses_of(labels, balance="weights", smoothing=smoothing)
+    log_p = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
+    shares = (1 - smoothing) * np.eye(3)[target] + smoothing / 3
+    weights = [len(labels) / (len(set(labels)) * labels.count(label)) for label in labels]
+    assert loss == pytest.approx(-(np.array(weights)[:, None] * shares * log_p).sum(), rel=1e-4)

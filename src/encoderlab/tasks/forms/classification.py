@@ -224,12 +224,11 @@ class ClassificationForm(TextForm):
 
     def terms(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
         scores, target = self.known_scores(model, states, batch, noise)
-        how: dict[str, Any] = {}
-        if noise is not None:  # validation is plain
-            how["label_smoothing"] = self.settings.smoothing
-            how["weight"] = None if self.weights is None else torch.tensor(self.weights, device=scores.device)
-        loss = F.cross_entropy(scores.float(), target, reduction="sum", **how)
-        return {self.name: Term(loss, len(target), hits=(scores.argmax(-1) == target).sum())}
+        smoothing = 0.0 if noise is None else self.settings.smoothing  # validation is plain
+        losses = F.cross_entropy(scores.float(), target, reduction="none", label_smoothing=smoothing)
+        if noise is not None and self.weights is not None:  # of the example; torch's are of each class that is smoothed
+            losses = losses * torch.tensor(self.weights, device=scores.device)[target]
+        return {self.name: Term(losses.sum(), len(target), hits=(scores.argmax(-1) == target).sum())}
 
     # Predictions
 
