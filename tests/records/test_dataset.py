@@ -64,6 +64,19 @@ def test_its_splits_are_a_task_with_the_names_of_classes(saved: Path) -> None:
     assert len(job.splits["train"]) + len(job.splits["dev"]) == 20
 
 
+def test_names_of_classes_may_be_in_its_description_only(saved: Path) -> None:
+    for path in saved.rglob("*.arrow"):
+        with pa.ipc.open_stream(path.read_bytes()) as opened:
+            table = opened.read_all().replace_schema_metadata(None)
+        with pa.ipc.new_stream(path, table.schema) as file:
+            file.write_table(table)
+    (job,) = jobs_of(str(saved), None, None, None, Given())
+    assert job.task.labels == ("neg", "pos")
+    (saved / "train" / "dataset_info.json").write_text("{")
+    with pytest.raises(DataError, match=r"dataset_info\.json"):
+        jobs_of(str(saved), None, None, None, Given())
+
+
 def test_its_texts_are_a_corpus(saved: Path) -> None:
     sources = find_sources([str(saved / "train"), str(saved)], Reading())
     assert [source.path for source in sources[:2]] == dataset_files(saved / "train")["train"]

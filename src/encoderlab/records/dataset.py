@@ -10,15 +10,15 @@ from pathlib import Path
 
 from encoderlab.errors import DataError
 from encoderlab.files import read_json
+from encoderlab.records.opening import INFO, RESTORE
 
-SPLITS, STATE, INFO = "dataset_dict.json", "state.json", "dataset_info.json"
+SPLITS, STATE = "dataset_dict.json", "state.json"
 _SPLIT_NAMES = {
     "train": {"train", "training"},
     "validation": {"validation", "valid", "val", "dev"},
     "test": {"test", "testing", "eval", "evaluation"},
 }
 _LAYOUT = (".parquet", ".json", ".jsonl", ".csv", ".tsv")  # of the data files of a data set on the Hub
-_REMEDY = "save the dataset again (save_to_disk)"
 
 
 def is_dataset(folder: Path) -> bool:
@@ -48,9 +48,9 @@ def dataset_files(folder: Path) -> dict[str, list[Path]]:
     """
     if not (folder / SPLITS).is_file():
         return {"train": _files(folder)}
-    names = read_json(folder / SPLITS, _REMEDY).get("splits")
+    names = read_json(folder / SPLITS, RESTORE).get("splits")
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise DataError(f"{folder / SPLITS}: names no splits; {_REMEDY}")
+        raise DataError(f"{folder / SPLITS}: names no splits; {RESTORE}")
     return {name: _files(folder / name) for name in names}
 
 
@@ -69,14 +69,14 @@ def splits_of(files: Iterable[Path]) -> dict[str, list[Path]]:
 
 
 def _files(folder: Path) -> list[Path]:
-    state = read_json(folder / STATE, _REMEDY)
+    state = read_json(folder / STATE, RESTORE)
     if state.get("_indices_files") or state.get("_indices_data_files"):
         raise DataError(f"{folder}: a choice of rows of another dataset; save it after flatten_indices()")
     entries = state.get("_data_files")
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
-        raise DataError(f"{folder / STATE}: names no data files; {_REMEDY}")
+        raise DataError(f"{folder / STATE}: names no data files; {RESTORE}")
     files = [folder / str(entry.get("filename")) for entry in entries]
     missing = next((file for file in files if not file.is_file()), None)
     if missing is not None:
-        raise DataError(f"{missing}: no such file, which {folder / STATE} names; {_REMEDY}")
+        raise DataError(f"{missing}: no such file, which {folder / STATE} names; {RESTORE}")
     return files

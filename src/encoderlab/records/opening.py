@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from encoderlab.errors import DataError, MissingDependency
+from encoderlab.files import read_json
 from encoderlab.storage.places import url_of
 from encoderlab.storage.streams import open_file
 
@@ -26,6 +27,7 @@ BLOCK = 4 << 20  # bytes read at a time
 HEAD = 1 << 16  # bytes that decide what a file is
 COMPRESSED = (".gz", ".xz", ".bz2", ".zst", ".zip")
 COLUMNAR = (".parquet", ".arrow")  # files of columns, which are not text
+INFO, RESTORE = "dataset_info.json", "save the dataset again (save_to_disk)"  # of Hugging Face's datasets
 
 MARKS = {  # byte order marks; that of UTF-32 begins like that of UTF-16
     codecs.BOM_UTF32_LE: "UTF-32",
@@ -180,10 +182,14 @@ def column_batches(file: File, columns: Sequence[str] | None = None) -> Iterator
             yield from (chosen.slice(begin, rows) for begin in range(0, batch.num_rows, rows))
 
 
-def class_names(schema: Any) -> dict[str, list[str]]:
-    """The names of classes by column, as ``datasets`` keeps them in the schema of its files; its rows have numbers."""
+def class_names(file: File) -> dict[str, list[str]]:
+    """The names of classes by column, as ``datasets`` keeps them in the schema of its files, or else in
+    ``dataset_info.json`` beside them; its rows have numbers.
+    """
+    written, beside = (column_schema(file).metadata or {}).get(b"huggingface"), file.path.with_name(INFO)
+    info = read_json(beside, RESTORE) if not written and beside.is_file() else None
     try:
-        features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
+        features = (json.loads(written)["info"] if info is None else info)["features"]
         inner = {name: one[0] if isinstance(one, list) else one.get("feature", one) for name, one in features.items()}
         return {name: list(one["names"]) for name, one in inner.items() if one.get("_type") == "ClassLabel"}
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, RecursionError):

@@ -83,7 +83,7 @@ def records(path: Path) -> Iterator[Record]:
 
 def _column_records(path: Path) -> Iterator[Record]:
     with errors_of(str(path)):
-        classes = class_names(column_schema(File(path))) if suffix(path) == ".arrow" else {}
+        classes = class_names(File(path)) if suffix(path) == ".arrow" else {}
         rows = (fields for batch in column_batches(File(path)) for fields in batch.to_pylist())
         for row, fields in enumerate(rows, start=1):
             fields |= {name: _named(fields[name], known) for name, known in classes.items() if name in fields}
