@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from encoderlab import cli
+from encoderlab.tasks.data import suites
+from encoderlab.tasks.data.predictions import read_predictions
 
 
 @pytest.fixture
@@ -164,6 +170,26 @@ def test_options_by_number_letter_and_text(run) -> None:
         assert run("p.txt", text, "gold.jsonl", gold)["accuracy"] == pytest.approx(2 / 3)
     assert "p.txt:2: answer 3 is not one of the 3 options" in run("p.txt", "0\n3\n1\n", "gold.jsonl", gold)[1]
     assert "p.txt:3: 'pink' is none of the 3 options" in run("p.txt", "0\n1\npink\n", "gold.jsonl", gold)[1]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    names=st.lists(st.integers(0, 2000).map(str) | st.sampled_from(["Oslo", "The", "b"]), min_size=2, unique=True),
+    seed=st.integers(0, 99),
+)
+def test_options_that_are_numbers_are_texts_in_record(names: list[str], seed: int, tmp_path_factory: Any) -> None:
+    """Any name of the passage can be predicted; elsewhere a number is that of an option, if there are so many."""
+    folder = tmp_path_factory.mktemp("record")
+    right = names[seed % len(names)]
+    query = {"idx": 1, "query": "@placeholder is", "answers": [{"text": right}], "passage": " ".join(names)}
+    (folder / "val.jsonl").write_text(json.dumps(query | {"entities": names}) + "\n")
+    (folder / "p.jsonl").write_text(json.dumps({"idx": 1, "label": right}) + "\n")
+    task = suites.task("record")
+    part = task.load(folder / "val.jsonl", "dev")
+    (found,), _ = read_predictions(folder / "p.jsonl", task, part)
+    assert part.examples[0].options[found] == right  # type: ignore[attr-defined]
+    (other,), _ = read_predictions(folder / "p.jsonl", replace(task, answers="squad"), part)
+    assert other == (int(right) if right.isdigit() and int(right) < len(names) else found)
 
 
 def test_null_odds_withdraw_answers(run) -> None:

@@ -323,7 +323,7 @@ def _answered(task: Task, example: Any, guess: GivenPrediction, path: Path) -> A
             raise DataError(f'{_place(path, guess)}: answer {str(value)[:40]!r} is not a text; write "" for no answer')
         return replace(example, answers=(Answer(value, -1),))
     if isinstance(example, Choice):
-        return replace(example, answers=(_option(example, guess, path),))
+        return replace(example, answers=(_option(task, example, guess, path),))
     if value is None or isinstance(value, str) and not value.strip() and task.form != "multilabel":
         raise DataError(f"{_place(path, guess)}: no prediction; give one for every example")
     if task.form == "multilabel":
@@ -355,15 +355,20 @@ def _labels(task: Task, value: Any) -> tuple[str, ...]:
     return parts_of(text, several if several not in (None, "[]") else usual)
 
 
-def _option(example: Choice, guess: GivenPrediction, path: Path) -> int:
-    """The index of an option that is given as a number, by its text, or by its letter."""
+def _option(task: Task, example: Choice, guess: GivenPrediction, path: Path) -> int:
+    """The index of an option that is given as a number, by its text, or by its letter. Where an option is itself a
+    number, ReCoRD's predictions are texts, others the number of an option if there are so many.
+    """
     value = guess.value
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     text = str(value).strip()
+    is_text = value in example.options
     if text.isascii() and text.isdigit():
-        return int(text)
-    if value in example.options:
+        number = int(text)
+        if not is_text or (task.answers != "record" and number < len(example.options)):
+            return number
+    if is_text:
         return example.options.index(value)
     if len(text) == 1 and text.isascii() and text.isalpha():
         return ord(text.upper()) - ord("A")
