@@ -186,7 +186,7 @@ def class_names(file: File) -> dict[str, list[str]]:
     """The names of classes by column, as ``datasets`` keeps them in the schema of its files, or else in
     ``dataset_info.json`` beside them; its rows have numbers.
     """
-    written, beside = (column_schema(file).metadata or {}).get(b"huggingface"), file.path.with_name(INFO)
+    written, beside = (column_schema(file).metadata or {}).get(b"huggingface", b""), file.path.with_name(INFO)
     info = read_json(beside, RESTORE) if not written and beside.is_file() else None
     try:
         features = (json.loads(written)["info"] if info is None else info)["features"]
