@@ -715,6 +715,36 @@ def test_a_limit_reads_less_and_changes_no_token(
     equal()
 
 
+@pytest.mark.parametrize("name", TRAINED)
+def test_the_end_of_a_text_has_the_tokens_of_the_whole(
+    name: str, trained: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = trained[name]
+    monkeypatch.setattr("encoderlab.corpus.tokenizer.CHARACTERS", 1)  # so that short texts are cut
+    special = tokenizer.token(tokenizer.special.mask)
+
+    @settings(max_examples=100, deadline=None)
+    @given(st.lists(st.one_of(odd_text, st.sampled_from(["the", "cat", "中国", special, " ", "\n"])), max_size=12))
+    def equal(parts: list[str]) -> None:
+        for text in ("".join(parts) * 2, " ".join(parts) * 2):
+            whole = tokenizer.encode(text).ids
+            for limit in (1, 5, 12):
+                found = tokenizer.encode_end(text, limit)
+                assert len(found) >= min(limit + 1, len(whole))
+                np.testing.assert_array_equal(found, whole[len(whole) - len(found) :])
+
+    equal()
+
+
+def test_the_end_of_a_text_is_read_alone(trained: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, read = trained["wordpiece"], []
+    group = Tokenizer._encode_group
+    monkeypatch.setattr(Tokenizer, "_encode_group", lambda self, texts: read.extend(texts) or group(self, texts))
+    for text in ("the cat sat on the mat " * 50_000, "生活的真谛是什么" * 100_000):
+        read.clear()
+        assert len(tokenizer.encode_end(text, 128)) > 128 and sum(map(len, read)) < 100 * 16 * 129
+
+
 def test_a_limit_reads_in_proportion_to_it(trained: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer, read = trained["wordpiece"], []
     group = Tokenizer._encode_group

@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ import tokenizers
 
 from encoderlab.corpus import tokenizer_training, vocabularies
 from encoderlab.corpus.beginnings import Beginnings, Head
-from encoderlab.corpus.chunks import ChunkEncoder, shortened, tokenize
+from encoderlab.corpus.chunks import CHINESE, ChunkEncoder, Mode, shortened, tokenize
 from encoderlab.corpus.documents import SURROGATE
 from encoderlab.corpus.special_tokens import KINDS, FramingKind, Kind, SpecialTokens
 from encoderlab.corpus.words import WordStarts
@@ -33,6 +34,14 @@ log = logging.getLogger(__name__)
 
 MOST_GAPS = 100_000  # ids without a token; more are damage, and would take the memory of as many tokens
 CHARACTERS = 16  # of a text that are read first for every token that is wanted of it
+_SPACE = "(?<=[A-Za-z] )(?=[A-Za-z])"
+# Where the tokens behind do not depend on the text before, by the tokenizer's kind of chunks.
+ENDINGS: dict[Mode, re.Pattern[str]] = {
+    "words": re.compile(_SPACE),
+    "cjk": re.compile(f"{_SPACE}|(?<=[{CHINESE}])(?=[{CHINESE}])"),
+    "bytes": re.compile("(?<=[A-Za-z])(?= [A-Za-z])"),
+    "pieces": re.compile(_SPACE),
+}
 LONG = 4096  # characters of a text in which very long words are looked for
 GROUP = 1 << 20  # characters that the library is given at a time
 
@@ -158,6 +167,20 @@ class Tokenizer:
             left = [i for i in left if done[i] is None]
             length *= 8
         return [encoding for encoding in done if encoding is not None]
+
+    def encode_end(self, text: str, limit: int) -> np.ndarray:
+        """The ids of ``text``, or so many of the last that there are more than ``limit``.
+
+        No more of a long text is read than so many tokens need, where its words are independent of each other.
+        """
+        length = CHARACTERS * (limit + 1)
+        while self._chunks is not None and length < len(text):
+            border = ENDINGS[self._chunks.mode].search(text, len(text) - length)
+            ids = self.encode(text[border.start() :]).ids if border else ()
+            if len(ids) > limit:
+                return np.asarray(ids)
+            length *= 8
+        return self.encode(text).ids
 
     def _decided(self, encodings: list[Encoding], head: Head, text: str, limit: int) -> Encoding | None:
         """The encoding of ``text`` as far as that of its beginning decides it; None where more has to be read."""

@@ -211,12 +211,14 @@ class ChoiceForm(Form):
         place = example.context.index(example.gap)
         around = (example.context[:place], example.context[place + len(example.gap) :])
         texts = [GAP.sub(mask * MASKS, part) for part in around]  # masks for the other gaps of the passage
-        left, right, *options = self.tokenizer.encode_batch([*texts, *example.options])
+        limit = self.settings.max_length  # more tokens than are read of a text
+        left = self.tokenizer.encode_end(texts[0], limit)
+        right, *options = self.tokenizer.encode_batch([texts[1], *example.options], limit=limit)
         clue = self.settings.choice == "clue"
         middle = np.array([self._gap_token()]) if clue else np.full(MASKS, self.tokenizer.special.mask)
         room = self.pair_room() - max(map(len, options)) - len(middle)
         share = min(len(left), max(room // 2, room - len(right)))
-        text = np.concatenate([left.ids[len(left) - share :], middle, right.ids[: max(room - share, 0)]])
+        text = np.concatenate([left[len(left) - share :], middle, right.ids[: max(room - share, 0)]])
         self.cut += len(left) + len(right) > room
         framed = [self.tokenizer.frame(option.ids, text, max_length=self.settings.max_length) for option in options]
         return [(ids, np.zeros_like(segments)) for ids, segments in framed] if clue else framed
