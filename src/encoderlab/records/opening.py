@@ -184,7 +184,7 @@ def column_batches(file: File, columns: Sequence[str] | None = None) -> Iterator
 
 def class_names(file: File) -> dict[str, list[str]]:
     """The names of classes by column, as ``datasets`` keeps them in the schema of its files, or else in
-    ``dataset_info.json`` beside them; its rows have numbers.
+    ``dataset_info.json`` next to them; its rows have numbers.
     """
     written, beside = (column_schema(file).metadata or {}).get(b"huggingface", b""), file.path.with_name(INFO)
     info = read_json(beside, RESTORE) if not written and beside.is_file() else None
