@@ -35,15 +35,15 @@ def run(plan: StudyPlan, out: Path, execute: Execute, *, retry: bool = False, sa
     chosen: dict[tuple[str, float], float | None] = {}
     tried: dict[tuple[str, float], list[tuple[float, float | None]]] = {}
     for amount in plan.study.amounts:
-        tests = [cell for cell in plan.trials if cell.amount == amount]
-        trials |= _run(plan, tests, out, execute, retry=retry, say=say)
-        for cell in tests:
+        to_try = [cell for cell in plan.trials if cell.amount == amount]
+        trials |= _run(plan, to_try, out, execute, retry=retry, say=say)
+        for cell in to_try:
             if cell.name in trials:
                 assert cell.trial is not None
                 tried.setdefault((cell.arm, amount), []).append((cell.trial, trials[cell.name].get("total_loss")))
         here = _choose(plan, amount, tried, say)
         chosen |= here
-        if all(cell.name in trials for cell in tests):
+        if all(cell.name in trials for cell in to_try):
             results |= _run(plan, plan.cells(here), out, execute, retry=retry, say=say)
     return Results(
         plan=plan,
