@@ -188,11 +188,13 @@ class Block(nn.Module):
         plain = plain and self.attention_output_norm is None and ff.norm is None
         known = attention.term is None or (isinstance(attention.term, DisentangledTerm) and scope.reach is None)
         turned = scope.rotation is None or scope.rotation.dim() == 2
+        if not (plain and known and turned) or ff.act not in ("gelu", "gelu_tanh") or not x.numel():
+            return None
         weights = (
             attention.qkv.at(attention.bias_of_all()), attention.out.weight.at(attention.out.bias),
             ff.up.weight.at(ff.up.bias), ff.down.weight.at(ff.down.bias),
         )  # fmt: skip
-        if not (plain and known and turned) or ff.act not in ("gelu", "gelu_tanh") or None in weights or not x.numel():
+        if None in weights:
             return None
         norms = (
             (None, None) if norm is None else (norm.weight, norm_bias(norm))
