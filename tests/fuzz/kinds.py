@@ -419,6 +419,7 @@ TIMED = (
     "recipe.json",
     ".lock",
     "README.md",
+    "state.json",  # of a checkpoint; the manifest beside it has its hash
 )
 
 
@@ -470,7 +471,9 @@ def _one_of_two(both: list[subprocess.Popen[str]]) -> None:
 def _contents(out: Path, *, models_only: bool = False) -> dict[str, str]:
     """The hashes of what was written, or of its models, but for files that tell times."""
     written = [path for path in files(out) if path.name in MODEL or not models_only]
-    found = {str(path.relative_to(out)): digest(path) for path in written if path.name not in TIMED}
+    timed = {*TIMED, *(str(path.with_name("manifest.json")) for path in written if path.name == "state.json")}
+    same = [path for path in written if path.name not in timed and str(path) not in timed]
+    found = {str(path.relative_to(out)): digest(path) for path in same}
     return found if out.is_dir() else {"": digest(out) if out.suffix != ".html" else "a page tells times"}
 
 
