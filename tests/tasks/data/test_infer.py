@@ -17,6 +17,8 @@ from encoderlab.tasks.data.task import Answer
         ("pairs.tsv", "sentence1\tsentence2\tlabel\na\tb\t1\n", "classification", "second text = 'sentence2'"),
         ("similar.csv", "text_a,text_b,score\na,b,1.5\nc,d,3\n", "regression", "a number for one or two texts"),
         ("any.csv", "message body,category\na,x\nb,y\n", "classification", "text = 'message body'"),
+        ("评论.csv", "标签,文本\n好,很好看\n差,没意思\n", "classification", "text = '文本', label = '标签'"),
+        ("pairs.csv", "句子1,句子2,标签\n甲,乙,1\n丙,丁,0\n", "classification", "second text = '句子2'"),
         ("ner.txt", "Sue B-PER\nran O\n\nto O\nOslo B-LOC\n", "tagging", "one word per line"),
         ("ner.jsonl", '{"tokens": ["Sue"], "tags": ["B-PER"]}\n', "tagging", "words = 'tokens', tags = 'tags'"),
         ("spans.jsonl", '{"text": "Sue", "label": {"PER": {"Sue": [[0, 2]]}}}\n', "tagging", "spans of characters"),

@@ -46,6 +46,14 @@ def test_hold_out_keeps_equal_texts_together(tmp_path):
     assert not {e.text for e in train.examples} & {e.text for e in dev.examples}
 
 
+def test_nothing_can_be_held_out_of_one_text(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("text,label\n" + "".join(f"the same,{i % 2}\n" for i in range(40)))
+    task, _ = task_of(path)
+    with pytest.raises(DataError, match="40 examples with 1 different text.* --dev"):
+        hold_out(task.read([path], "train"))
+
+
 def test_hold_out_takes_half_a_character(tmp_path):
     path = tmp_path / "t.jsonl"
     path.write_text("".join(json.dumps({"text": f"text {i} \ud83d", "label": str(i % 2)}) + "\n" for i in range(99)))

@@ -33,12 +33,15 @@ from encoderlab.tasks.forms.table import FORMS, form_named
 PAIRS = (
     ("sentence1", "sentence2"), ("text_a", "text_b"), ("texta", "textb"), ("premise", "hypothesis"), ("text1", "text2"),
     ("question1", "question2"), ("sentence_A", "sentence_B"), ("query", "document"), ("query", "passage"),
-    ("question", "sentence"), ("context", "hypothesis"), ("text", "pair"), ("a", "b"),
+    ("question", "sentence"), ("context", "hypothesis"), ("text", "pair"), ("a", "b"), ("句子1", "句子2"), ("文本1", "文本2"),
 )  # fmt: skip
-TEXTS = ("text", "sentence", "content", "text_a", "review", "comment", "body", "message", "tweet", "title", "document")
+TEXTS = (
+    "text", "sentence", "content", "text_a", "review", "comment", "body", "message", "tweet", "title", "document",
+    "文本", "句子", "内容", "评论", "正文", "标题",
+)  # fmt: skip
 LABELS = (
     "label", "labels", "class", "category", "target", "sentiment", "score", "stars", "rating", "gold_label",
-    "is_duplicate", "y",
+    "is_duplicate", "y", "标签", "类别", "分类", "情感", "评分",
 )  # fmt: skip
 WORDS = ("tokens", "words")
 TAGS = ("ner_tags", "tags", "labels", "label", "ner", "pos_tags")

@@ -47,9 +47,10 @@ def hold_out(split: Split) -> tuple[Split, Split]:
         fraction = int.from_bytes(digest, "big") / 2**64
         (held if fraction < HELD_OUT else kept).append(example)
     if not held or not kept:
+        texts = len({example.source or example.id for example in split.examples})
         raise DataError(
-            f"{', '.join(split.files)}: {len(split)} examples are too few to hold out a "
-            f"validation part; give one with --dev"
+            f"{', '.join(split.files)}: {len(split):,} examples with {texts:,} different texts are too few to hold out "
+            "a development part; give one with --dev"
         )
     names = ", ".join(Path(file).name for file in split.files[:2])
     said = (
