@@ -34,5 +34,5 @@ def test_the_navigation_names_every_section() -> None:
 def test_a_chart_without_points_is_none_and_one_of_equal_points_is_drawn() -> None:
     assert chart([Series(name="a", colour=0, points=[])], x="x", y="y") is None
     drawn = chart([Series(name="a", colour=0, points=[Point(1.0, 2.0, 2.0, 2.0)], line=True)], x="x", y="y")
-    assert drawn is not None and [one.kind for one in drawn.drawings] == ["wide", "narrow"]
-    assert all(0 < mark.x < one.width for one in drawn.drawings for mark in one.shapes[0].marks)
+    assert drawn is not None and [one["kind"] for one in drawn.drawings] == ["wide", "narrow"]
+    assert all(0 < x < one["width"] for one in drawn.drawings for x, _, _ in one["shapes"][0]["marks"])

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -39,54 +40,13 @@ class Series:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mark:
-    """A drawn point."""
-
-    x: float
-    y: float
-    title: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    """A drawn series: the points of its ``band`` and of its ``line`` as SVG has them, (x, low, high) of its ``bars``,
-    and its points.
-    """
-
-    hue: str
-    band: str
-    line: str
-    dashed: bool
-    faint: bool
-    radius: float
-    bars: Sequence[tuple[float, float, float]]
-    marks: Sequence[Mark]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Drawing:
-    """One of the two pictures of a chart, ``wide`` or ``narrow``: its size, its frame, its ticks and what is in it."""
-
-    kind: str
-    width: int
-    height: int
-    left: int
-    right: int
-    bottom: int
-    middle: float
-    x_ticks: Sequence[tuple[float, str]]
-    y_ticks: Sequence[tuple[float, str]]
-    shapes: Sequence[Shape]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Chart:
-    """Both drawings; ``keys`` are the names of the series and their colours."""
+    """Both drawings, which only the template reads; ``keys`` are the names of the series and their colours."""
 
     x: str
     label: str
-    drawings: Sequence[Drawing]
-    keys: Sequence[tuple[str, str]] = field(default_factory=list)
+    drawings: Sequence[dict[str, Any]]
+    keys: Sequence[tuple[str, str]] = ()
 
 
 def chart(series: Sequence[Series], *, x: str, y: str, x_log: bool = False, y_log: bool = False) -> Chart | None:
@@ -108,43 +68,48 @@ def _hue(series: Series) -> str:
     return f"var(--series-{series.colour % 10})"
 
 
-def _draw(series: Sequence[Series], x_log: bool, y_log: bool, width: int, height: int, kind: str) -> Drawing:
+def _draw(series: Sequence[Series], x_log: bool, y_log: bool, width: int, height: int, kind: str) -> dict[str, Any]:
+    """One of the two pictures, ``wide`` or ``narrow``: its size, its frame, its ticks and what is in it."""
     points = [point for one in series for point in one.points]
     left, right, top, bottom = 52, width - 14, 12, height - 44
     across, x_ticks = _scale([p.x for p in points], x_log, left, right, 7 if kind == "wide" else 3)
     ends = [value for p in points for value in (p.low, p.y, p.high)]
     up, y_ticks = _scale(ends, y_log, bottom, top, 5)
-    return Drawing(
-        kind=kind,
-        width=width,
-        height=height,
-        left=left,
-        right=right,
-        bottom=bottom,
-        middle=(left + right) / 2,
-        x_ticks=[(round(across(tick), 1), _short(tick)) for tick in x_ticks],
-        y_ticks=[(round(up(tick), 1), _short(tick)) for tick in y_ticks],
-        shapes=[_shape(one, across, up) for one in series],
-    )
+    return {
+        "kind": kind,
+        "width": width,
+        "height": height,
+        "left": left,
+        "right": right,
+        "bottom": bottom,
+        "middle": (left + right) / 2,
+        "x_ticks": [(round(across(tick), 1), _short(tick)) for tick in x_ticks],
+        "y_ticks": [(round(up(tick), 1), _short(tick)) for tick in y_ticks],
+        "shapes": [_shape(one, across, up) for one in series],
+    }
 
 
-def _shape(one: Series, across: Callable[[float], float], up: Callable[[float], float]) -> Shape:
+def _shape(one: Series, across: Callable[[float], float], up: Callable[[float], float]) -> dict[str, Any]:
+    """A drawn series: the points of its ``band`` and of its ``line`` as SVG has them, (x, low, high) of its ``bars``,
+    and (x, y, title) of its ``marks``.
+    """
+
     def path(places: Sequence[tuple[float, float]]) -> str:
         return " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in places) if len(one.points) > 1 else ""
 
     edge = [(p.x, p.low) for p in one.points] + [(p.x, p.high) for p in reversed(one.points)]
     marks = [] if one.dashed else one.points
     bars = [(round(across(p.x), 1), round(up(p.low), 1), round(up(p.high), 1)) for p in marks if not one.band]
-    return Shape(
-        hue=_hue(one),
-        band=path(edge) if one.band else "",
-        line=path([(p.x, p.y) for p in one.points]) if one.line else "",
-        dashed=one.dashed,
-        faint=one.faint,
-        radius=3 if one.band or one.faint else 4.5,
-        bars=[bar for bar in bars if abs(bar[2] - bar[1]) > 0.5],
-        marks=[Mark(x=round(across(p.x), 1), y=round(up(p.y), 1), title=p.title) for p in marks],
-    )
+    return {
+        "hue": _hue(one),
+        "band": path(edge) if one.band else "",
+        "line": path([(p.x, p.y) for p in one.points]) if one.line else "",
+        "dashed": one.dashed,
+        "faint": one.faint,
+        "radius": 3 if one.band or one.faint else 4.5,
+        "bars": [bar for bar in bars if abs(bar[2] - bar[1]) > 0.5],
+        "marks": [(round(across(p.x), 1), round(up(p.y), 1), p.title) for p in marks],
+    }
 
 
 def _scale(
