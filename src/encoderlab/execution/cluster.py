@@ -7,7 +7,6 @@ that it names, and as many threads as cores.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import platform
@@ -18,12 +17,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from encoderlab import __version__
 from encoderlab.errors import ConfigError, DataError, EncoderlabError, MissingDependency, OutOfMemory, Stopped
 from encoderlab.execution.local import POLL, Ended, Execute, Job, start
-from encoderlab.execution.workers import Tasks, Workers, cores, stopped_by_sigterm
+from encoderlab.execution.workers import Tasks, Workers, cores
 
 RETRIES = 5
 AHEAD = 2  # tasks submitted beyond those that can run
@@ -64,8 +63,8 @@ def tasks_on(place: str | None, *, workers: int | None = None, need: Need = Need
     return RayTasks(address or None, need=need, sees=sees)
 
 
-class RayTasks:
-    """Runs functions as tasks of a Ray cluster; the interface is that of :class:`encoderlab.execution.workers.Workers`.
+class RayTasks(Tasks):
+    """Runs functions as tasks of a Ray cluster; ``cores`` are those of the cluster, once it is entered.
 
     Raises:
         MissingDependency: Ray is not installed.
@@ -74,14 +73,11 @@ class RayTasks:
     """
 
     def __init__(self, address: str | None = None, *, need: Need = Need(), sees: Sequence[Path] = ()) -> None:
-        self._address, self._need, self._sees = address, need, [Path(path).resolve() for path in sees]
-        self._pending: dict[Any, str] = {}
-        self.cores = 1  # of the cluster, once it is entered
+        super().__init__(1)
+        self._address, self._need, self._sees = address, need, [str(Path(path).resolve()) for path in sees]
         self._ours = False  # whether this object made the connection
-        self._entered = contextlib.ExitStack()
-        self.ended: Callable[[str, Any], None] = lambda name, result: None
 
-    def __enter__(self) -> RayTasks:
+    def __enter__(self) -> Self:
         try:
             import ray
         except ImportError:
@@ -95,8 +91,7 @@ class RayTasks:
         except BaseException:
             self._close()
             raise
-        self._entered.enter_context(stopped_by_sigterm())
-        return self
+        return super().__enter__()
 
     def _connect(self) -> None:
         host, colon, port = (self._address or os.environ.get("RAY_ADDRESS") or "").rpartition(":")
@@ -106,16 +101,15 @@ class RayTasks:
             except OSError as error:
                 raise _no_cluster(f"{host}:{port}", error) from None
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # its future default, without its warning
-        more: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
-        if self._address is not None:
-            more = {"address": self._address, "log_to_driver": False, "logging_level": logging.ERROR}
+        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         try:
             try:
-                self._ray.init(**more)
+                more = {"include_dashboard": False} if self._address is None else {"address": self._address}
+                self._ray.init(**quiet, **more)
             except ValueError:  # a cluster was found, whose dashboard is not ours to choose
                 if self._address is not None:
                     raise
-                self._ray.init(log_to_driver=False, logging_level=logging.ERROR)
+                self._ray.init(**quiet)
         except (ConnectionError, ValueError, TimeoutError, OSError) as error:
             raise _no_cluster(self._address or "this machine", error) from None
         except RuntimeError as error:
@@ -132,8 +126,8 @@ class RayTasks:
             if node["Alive"] and node["Resources"].get("CPU", 0) > 0:
                 where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
                 name = node["NodeManagerHostname"]
-                asked.append((name, probe.options(scheduling_strategy=where).remote([str(p) for p in self._sees])))
-        own = _probe([str(path) for path in self._sees])
+                asked.append((name, probe.options(scheduling_strategy=where).remote(self._sees)))
+        own = _probe(self._sees)
         self._claim([node["Resources"] for node in self._ray.nodes() if node["Alive"]])
         self.cores = max(1, int(self._ray.cluster_resources().get("CPU", 1)))
         for name, answer in asked:
@@ -175,7 +169,6 @@ class RayTasks:
         self._call = self._ray.remote(**options | ({"memory": need.memory} if need.memory else {}))(_call)
 
     def submit(self, function: Callable[..., Any], *args: Any, name: str = "") -> None:
-        """Run ``function(*args)`` on some node; an error of an earlier task is raised here."""
         while len(self._pending) >= self.cores + AHEAD:
             self.wait()
         self._pending[self._send(function, *args)] = name
@@ -184,16 +177,9 @@ class RayTasks:
         return self._call.remote(sys.argv, function, *args)
 
     def share(self, value: Any) -> Any:
-        """A reference to the value, which every node fetches once."""
-        return self._ray.put(value)
-
-    def finish(self) -> None:
-        """Wait until everything is done."""
-        while self._pending:
-            self.wait()
+        return self._ray.put(value)  # every node fetches it once
 
     def wait(self) -> None:
-        """Wait until at least one task is done, if any is left; an error of a task is raised here."""
         done, _ = self._ray.wait(list(self._pending), num_returns=1) if self._pending else ([], None)
         for reference in done:
             name = self._pending.pop(reference)
@@ -213,18 +199,15 @@ class RayTasks:
             said = " ".join(str(error).split())[:160]
             raise DataError(f"a task was lost {RETRIES + 1} times ({said}); run the same command again") from None
 
-    def _cancel(self) -> None:
-        """Ask what runs to stop, as Ctrl-C does, and wait for it."""
-        for reference in self._pending:
-            self._ray.cancel(reference)
-        if self._pending:
-            self._ray.wait(list(self._pending), num_returns=len(self._pending), timeout=PATIENCE)
-        self._pending.clear()
-
     def __exit__(self, *error: Any) -> None:
+        """Ask what runs to stop, as Ctrl-C does, and wait for it."""
         with self._entered:
             try:
-                self._cancel()
+                for reference in self._pending:
+                    self._ray.cancel(reference)
+                if self._pending:
+                    self._ray.wait(list(self._pending), num_returns=len(self._pending), timeout=PATIENCE)
+                self._pending.clear()
             finally:
                 self._close()
 

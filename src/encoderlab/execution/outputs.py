@@ -125,14 +125,7 @@ def _make(make: Make, source: Path, out: Path) -> dict[str, Any]:
             if error.filename != str(source):  # of the output: a full disk, perhaps
                 raise
             made = {"failed": f"{source}: {error.strerror}"}
-    names = (f"{source}: ", f"{source.name}: ")
-    return made | {"remarks": [_without(remark, names) for remark in remarks]}
-
-
-def _without(text: str, beginnings: tuple[str, ...]) -> str:
-    for beginning in beginnings:
-        text = text.removeprefix(beginning)
-    return text
+    return made | {"remarks": [r.removeprefix(f"{source}: ").removeprefix(f"{source.name}: ") for r in remarks]}
 
 
 def _is_kept(out: Path, source: Path, entry: Mapping[str, Any]) -> bool:

@@ -11,10 +11,10 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.synchronize import Event
-from typing import Any, Protocol
+from typing import Any, Self
 
 from encoderlab.errors import ConfigError, OutOfMemory, Stopped
 
@@ -24,33 +24,44 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class Tasks(Protocol):
+class Tasks:
     """Runs independent calls somewhere: :class:`Workers` here, :class:`encoderlab.execution.cluster.RayTasks` on a
     cluster. Functions are those of modules, and write what is large to files; ``ended`` is told the name and the result
     of each call that is done. ``cores`` is how many can run at once.
     """
 
-    cores: int
-    ended: Callable[[str, Any], None]
+    def __init__(self, cores: int) -> None:
+        self.cores = cores
+        self.ended: Callable[[str, Any], None] = lambda name, result: None
+        self._pending: dict[Any, str] = {}  # what is waited for, and the name of its call
+        self._entered = contextlib.ExitStack()
 
-    def __enter__(self) -> Any: ...
+    def __enter__(self) -> Self:
+        self._entered.enter_context(stopped_by_sigterm())
+        return self
 
-    def __exit__(self, *error: Any) -> None: ...
+    def __exit__(self, *error: Any) -> None:
+        raise NotImplementedError
 
     def submit(self, function: Callable[..., Any], *args: Any, name: str = "") -> None:
         """Run ``function(*args)`` now or soon; an error of an earlier call is raised here."""
+        raise NotImplementedError
 
     def share(self, value: Any) -> Any:
         """A reference to a large value for the arguments of several calls; the functions get the value itself."""
+        return value
 
     def wait(self) -> None:
         """Wait until at least one call is done, if any was submitted; an error of a call is raised here."""
+        raise NotImplementedError
 
     def finish(self) -> None:
         """Wait until everything is done."""
+        while self._pending:
+            self.wait()
 
 
-class Workers:
+class Workers(Tasks):
     """Runs functions in ``number`` processes; with one, in this process, unless ``always``.
 
     At most two units more than there are workers are submitted at a time, so that the one who reads does not run ahead.
@@ -67,20 +78,12 @@ class Workers:
     def __init__(self, number: int, *, always: bool = False, threads: int | None = None) -> None:
         if number < 1:
             raise ConfigError(f"workers {number}, expected at least 1; leave it out for one per core")
-        self.cores = number
-        self._number, self._here, self._threads = number, number == 1 and not always, threads
-        self._pending: dict[Future, str] = {}
-        self.ended: Callable[[str, Any], None] = lambda name, result: None
+        super().__init__(number)
+        self._here, self._threads = number == 1 and not always, threads
         self._pool: ProcessPoolExecutor | None = None
         self._stop: Event
-        self._entered = contextlib.ExitStack()
-
-    def __enter__(self) -> Workers:
-        self._entered.enter_context(stopped_by_sigterm())
-        return self
 
     def submit(self, function: Callable[..., Any], *args: Any, name: str = "") -> None:
-        """Run ``function(*args)`` now or soon; an error of an earlier unit is raised here."""
         if self._here:
             self.ended(name, function(*args))
             return
@@ -88,8 +91,8 @@ class Workers:
             context = multiprocessing.get_context("spawn")
             self._stop = context.Event()
             more: dict[str, Any] = {"initializer": _start, "initargs": (self._stop, self._threads)}
-            self._pool = ProcessPoolExecutor(self._number, mp_context=context, **more)
-        while len(self._pending) >= self._number + 2:
+            self._pool = ProcessPoolExecutor(self.cores, mp_context=context, **more)
+        while len(self._pending) >= self.cores + 2:
             self.wait()
         try:
             with _spawning():
@@ -97,17 +100,7 @@ class Workers:
         except BrokenProcessPool:
             raise self._killed() from None
 
-    def share(self, value: Any) -> Any:
-        """The value itself, which is sent with each call."""
-        return value
-
-    def finish(self) -> None:
-        """Wait until everything is done."""
-        while self._pending:
-            self.wait()
-
     def wait(self) -> None:
-        """Wait until at least one unit is done, if any is left; an error of a unit is raised here."""
         done, _ = wait(self._pending, return_when=FIRST_COMPLETED)
         for future in done:
             name = self._pending.pop(future)
@@ -118,7 +111,7 @@ class Workers:
             self.ended(name, result)
 
     def _killed(self) -> OutOfMemory:
-        fewer = max(1, self._number // 2)
+        fewer = max(1, self.cores // 2)
         return OutOfMemory(f"a worker was killed, probably for lack of memory; continue with fewer: --workers {fewer}")
 
     def __exit__(self, *error: Any) -> None:
