@@ -27,7 +27,6 @@ from encoderlab.interchange.load import load, load_pair
 from encoderlab.measure.pairs.evaluate import evaluate_pairs
 from encoderlab.measure.pairs.reading import find, read, sample
 from encoderlab.measure.pairs.scorers import scorers_of
-from encoderlab.measure.pairs.statistics import Table
 from encoderlab.measure.runs import RunRecord, asked, read_run
 from encoderlab.model import count_parameters
 from encoderlab.study.file import Finetune, Measure, Pairs, Probe
@@ -67,10 +66,11 @@ def run(spec: Mapping[str, Any]) -> dict[str, Any]:
     for data in spec["measures"]:
         measure = from_dict(KINDS[data["kind"]], data)
         log.info("measuring %s", data["name"] or data.get("task"))
-        if isinstance(measure, Pairs):
-            scores[measure.name], details[measure.name] = _pairs(measure, base, folder)
-        else:
-            scores[measure.title], details[measure.title] = _finetuned(measure, base, folder, Path(spec["tasks"]))
+        scores[measure.title], details[measure.title] = (
+            _pairs(measure, base, folder)
+            if isinstance(measure, Pairs)
+            else _finetuned(measure, base, folder, Path(spec["tasks"]))
+        )
     last = record.train[-1]
     return {
         "status": "done",
@@ -106,24 +106,19 @@ def _pairs(measure: Pairs, base: Path, folder: Path) -> tuple[float, dict[str, A
     assert model.tokenizer is not None
     pairs = [pair for path in find([base / place for place in measure.data]) for pair in read(path)]
     chosen = pairs if measure.size is None else sample(pairs, measure.size)
-    tables: dict[str, Table] = evaluate_pairs(scorers_of(model, generator, official=True), model.tokenizer, chosen)
+    tables = evaluate_pairs(scorers_of(model, generator, official=True), model.tokenizer, chosen)
     ((name, table),) = tables.items()
     phenomena = {phenomenon: one.accuracy for phenomenon, one in table.phenomena.items()}
-    return table.total.accuracy, {
-        "measure": name,
-        "ties": table.total.ties,
-        "pairs": len(chosen),
-        "phenomena": phenomena,
-    }
+    details = {"measure": name, "ties": table.total.ties, "pairs": len(chosen), "phenomena": phenomena}
+    return table.total.accuracy, details
 
 
 def _finetuned(measure: Finetune, base: Path, folder: Path, out: Path) -> tuple[float, dict[str, Any]]:
     task = suites.task(measure.task)
     splits = usable_splits(task, base / measure.data)
-    chosen = replace(protocol(measure.protocol), seeds=measure.seeds)
     fields = task_fields(measure)
     outcome = trials.run(
-        chosen,
+        replace(protocol(measure.protocol), seeds=measure.seeds),
         load(folder),
         task,
         splits,

@@ -54,6 +54,10 @@ class Pairs(Bounded):
     data: tuple[str, ...]
     size: Count | None = None
 
+    @property
+    def title(self) -> str:
+        return self.name
+
 
 @dataclass(frozen=True, kw_only=True)
 class Finetune(Bounded):
@@ -161,8 +165,8 @@ def read(path: Path) -> tuple[Study, dict[str, Arm]]:
     Raises:
         ConfigError: names the wrong key.
     """
-    study = from_dict(Study, _with_numbers(read_file(path)), where=str(path))
     where = str(path)
+    study = from_dict(Study, _with_numbers(read_file(path)), where=where)
     _check_budget(study, where)
     seeds = study.seed_numbers
     if not seeds or len(set(seeds)) < len(seeds):
@@ -171,7 +175,7 @@ def read(path: Path) -> tuple[Study, dict[str, Arm]]:
     for name in [study.baseline, *(name for claim in study.claims for name in (claim.better, claim.than))]:
         if name is not None and name not in arms:
             raise ConfigError(f"{where}: there is no arm {name!r}{nearest(name, arms)}")
-    titles = [measure.name if isinstance(measure, Pairs) else measure.title for measure in study.measures]
+    titles = [measure.title for measure in study.measures]
     if len(set(titles)) < len(titles):
         raise ConfigError(f"{where}: measures {titles} have the same name; give each its own")
     for name in (*study.margins, *(claim.by for claim in study.claims if claim.by)):

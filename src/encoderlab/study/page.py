@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from encoderlab.files import finite, write_text
-from encoderlab.measure.report import interval
 from encoderlab.pages.charts import Chart, Point, Series, chart
 from encoderlab.pages.template import render as fill
 from encoderlab.study.file import Finetune
@@ -43,14 +43,15 @@ def render(results: Results) -> str:
         table=_table(results),
         tuning=_tuning(results),
         fairness=results.fairness,
-        troubles=_troubles(results),
+        troubles=[
+            *(f"{name}: {why}" for name, why in results.failed.items()),
+            *(f"{name}: missing" for name in results.missing),
+        ],
     )
 
 
 def _summary(results: Results) -> str:
-    study, counts = results.plan.study, {"holds": 0, "does not hold": 0, "cannot be told at this budget": 0}
-    for one in results.comparisons:
-        counts[one.verdict] += 1
+    study, counts = results.plan.study, Counter(one.verdict for one in results.comparisons)
     budgets = ", ".join(f"{amount:.3g}" for amount in study.amounts)
     seeds = len(study.seed_numbers)
     words = (
@@ -80,18 +81,21 @@ def _claim(one: Comparison) -> dict[str, str]:
     }
 
 
-def _point(results: Results, arm: str, amount: float, measure: str) -> Point | None:
-    """The mean of a measure over the FLOPs that it cost, with its interval."""
-    mean, cost = results.mean(arm, amount, measure), results.number(arm, amount, "flops")
-    if mean is None or not cost:
-        return None
-    middle, half = mean
-    seeds = list(results.scores(arm, amount, measure).values())
-    shown = ", ".join(f"{score:.4g}" for score in seeds)
-    title = f"{arm}: {measure} {middle:.4g} ± {half:.2g} at {cost:.3g} FLOPs (seeds: {shown})"
-    if len(seeds) < 3:  # the interval of two seeds is too wide to draw
-        return Point(cost, middle, min(seeds), max(seeds), title)
-    return Point(cost, middle, middle - half, middle + half, title)
+def _points(results: Results, arm: str, measure: str) -> list[Point]:
+    """The mean of a measure over the FLOPs that it cost, with its interval, at every budget that has scores."""
+    points = []
+    for amount in results.plan.study.amounts:
+        mean, cost = results.mean(arm, amount, measure), results.number(arm, amount, "flops")
+        if mean is None or not cost:
+            continue
+        middle, half = mean
+        seeds = list(results.scores(arm, amount, measure).values())
+        shown = ", ".join(f"{score:.4g}" for score in seeds)
+        title = f"{arm}: {measure} {middle:.4g} ± {half:.2g} at {cost:.3g} FLOPs (seeds: {shown})"
+        # The interval of two seeds is too wide to draw.
+        low, high = (min(seeds), max(seeds)) if len(seeds) < 3 else (middle - half, middle + half)
+        points.append(Point(cost, middle, low, high, title))
+    return points
 
 
 def _quality(results: Results) -> list[tuple[str, str, Chart | None]]:
@@ -101,11 +105,10 @@ def _quality(results: Results) -> list[tuple[str, str, Chart | None]]:
     for measure in results.measures:
         if measure == "loss" and "bits per byte" in results.measures:
             continue
-        series = []
-        for colour, arm in enumerate(results.plan.arms):
-            points = [_point(results, arm, amount, measure) for amount in results.plan.study.amounts]
-            kept = [point for point in points if point is not None]
-            series.append(Series(name=arm, colour=colour, points=kept, line=several))
+        series = [
+            Series(name=arm, colour=colour, points=_points(results, arm, measure), line=several)
+            for colour, arm in enumerate(results.plan.arms)
+        ]
         better = "less is better" if measure in LOWER else "more is better"
         panels.append((measure, better, chart(series, x="FLOPs", y=measure, x_log=several)))
     return panels
@@ -145,10 +148,9 @@ def _scaling(results: Results) -> Chart | None:
         law = results.scaling.get((arm, "loss"))
         if law is None:
             continue
-        points = [_point(results, arm, amount, "loss") for amount in results.plan.study.amounts]
-        kept = [point for point in points if point is not None]
-        series.append(Series(name=arm, colour=colour, points=kept))
-        ends = np.geomspace(kept[0].x, kept[-1].x, 12).tolist()
+        points = _points(results, arm, "loss")
+        series.append(Series(name=arm, colour=colour, points=points))
+        ends = np.geomspace(points[0].x, points[-1].x, 12).tolist()
         fit = [Point(x, law(x), law(x), law(x)) for x in ends]
         series.append(Series(name=arm, colour=colour, points=fit, line=True, dashed=True))
     return chart(series, x="FLOPs", y="held-out loss", x_log=True, y_log=True)
@@ -156,12 +158,8 @@ def _scaling(results: Results) -> Chart | None:
 
 def _exponents(results: Results) -> list[tuple[str, list[str]]]:
     """The exponent of each arm, with its interval."""
-    laws = {arm: results.scaling.get((arm, "loss")) for arm in results.plan.arms}
-    return [
-        (arm, [f"{law.exponent:.4f}", f"{law.low:.4f} to {law.high:.4f}"])
-        for arm, law in laws.items()
-        if law is not None
-    ]
+    laws = ((arm, results.scaling.get((arm, "loss"))) for arm in results.plan.arms)
+    return [(arm, [f"{law.exponent:.4f}", f"{law.low:.4f} to {law.high:.4f}"]) for arm, law in laws if law is not None]
 
 
 def _table(results: Results) -> dict[str, Any]:
@@ -193,11 +191,11 @@ NUMBERS = ("parameters", "tokens", "flops", "seconds", "tokens_per_second", "mem
 
 def _score(results: Results, arm: str, amount: float, name: str) -> tuple[str, str]:
     """Mean and half interval, and how many seeds there are."""
-    scores = list(results.scores(arm, amount, name).values())
-    if not scores:
+    if (mean := results.mean(arm, amount, name)) is None:
         return "–", ""
-    middle, half = interval(scores)
-    return f"{middle:.4g}" + (f" ± {half:.2g}" if half else ""), f"({len(scores)})" if half else ""
+    middle, half = mean
+    count = len(results.scores(arm, amount, name))
+    return f"{middle:.4g}" + (f" ± {half:.2g}" if half else ""), f"({count})" if half else ""
 
 
 def _number(value: float | None, name: str) -> str:
@@ -231,10 +229,3 @@ def _tuning(results: Results) -> dict[str, Any] | None:
         )
     note = f"{tune.field}: held-out loss of each trial at {tune.share:g} of the budget; the value in bold was taken."
     return {"note": note, "rows": rows}
-
-
-def _troubles(results: Results) -> list[str]:
-    return [
-        *(f"{name}: {why}" for name, why in results.failed.items()),
-        *(f"{name}: missing" for name in results.missing),
-    ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,7 @@ from encoderlab.measure.pairs.evaluate import survey
 from encoderlab.measure.pairs.reading import find
 from encoderlab.measure.pairs.scorers import scorers_of
 from encoderlab.model import count_parameters
-from encoderlab.study.file import Arm, Finetune, Measure, Pairs, Probe, Study, read
+from encoderlab.study.file import Arm, Finetune, Pairs, Probe, Study, read
 from encoderlab.tasks.data import suites
 from encoderlab.tasks.data.splits import check_splits, usable_splits
 from encoderlab.tasks.runs.protocol import at_point
@@ -29,6 +30,8 @@ from encoderlab.train.networks import bare_objective, fit
 from encoderlab.train.recipe import Budget, Recipe
 
 VALIDATIONS = 5  # per run, if the study does not set it
+Surveyed = set[tuple[tuple[Path, ...], str, int | None]]
+"""Minimal pairs that were read for a tokenizer and a longest sentence: 67,000 take seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -168,11 +171,6 @@ class StudyPlan:
 
     # Checks
 
-    @cached_property
-    def _surveyed(self) -> set[tuple[tuple[Path, ...], str, int | None]]:
-        """Minimal pairs that were read for a tokenizer and a longest sentence: 67,000 take seconds."""
-        return set()
-
     def check(self) -> None:
         """Refuse a study with a cell that cannot run or be measured.
 
@@ -180,14 +178,17 @@ class StudyPlan:
             ConfigError, DataError: with its name.
         """
         for measure in self.study.measures:
-            self._check_measure(measure)
+            if isinstance(measure, Finetune):
+                task = suites.task(measure.task)
+                check_splits(task, usable_splits(task, self.base / measure.data))
         self.cells(dict.fromkeys(self.places))
         len(self.trials)
+        surveyed: Surveyed = set()
         for arm, amount in self.places:
             with _named(f"arm {arm!r} at {amount:g} {self.study.unit}"):
-                self._check_arm(arm, amount)
+                self._check_arm(arm, amount, surveyed)
 
-    def _check_arm(self, arm: str, amount: float) -> None:
+    def _check_arm(self, arm: str, amount: float, surveyed: Surveyed) -> None:
         study, path = self.study, self.corpus(arm)
         text = Corpus(path)
         tokenizer = Tokenizer.load(text.tokenizer_path)
@@ -211,22 +212,13 @@ class StudyPlan:
         for measure in study.measures:
             if isinstance(measure, Pairs):
                 (scorer,) = scorers_of(model, models.get("generator"), official=True)
-                needs = (tuple(find(self.pairs_of(measure))), tokenizer.hash(), scorer.longest)
-                if needs not in self._surveyed:
-                    survey(needs[0], tokenizer, longest=scorer.longest)
-                    self._surveyed.add(needs)
+                files = tuple(find([self.base / place for place in measure.data]))
+                if (needs := (files, tokenizer.hash(), scorer.longest)) not in surveyed:
+                    survey(files, tokenizer, longest=scorer.longest)
+                    surveyed.add(needs)
             else:
                 task = suites.task(measure.task)
                 at_point(protocol(measure.protocol).recipe_for(task, model), task_fields(measure), where=measure.title)
-
-    def _check_measure(self, measure: Measure) -> None:
-        """Refuse a measure whose data cannot be used."""
-        if isinstance(measure, Finetune):
-            task = suites.task(measure.task)
-            check_splits(task, usable_splits(task, self.base / measure.data))
-
-    def pairs_of(self, measure: Pairs) -> list[Path]:
-        return [self.base / place for place in measure.data]
 
     def estimates(self) -> dict[tuple[str, float], Estimate]:
         """The cost of a run of every arm at every budget."""
@@ -270,14 +262,10 @@ def task_fields(measure: Finetune) -> dict[str, Any]:
     return {**probe, **flatten(measure.set)}
 
 
-class _named:
+@contextmanager
+def _named(name: str) -> Iterator[None]:
     """A context in which errors name the cell."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, (ConfigError, DataError)):
-            raise type(error)(f"{self.name}: {error}") from None
+    try:
+        yield
+    except (ConfigError, DataError) as error:
+        raise type(error)(f"{name}: {error}") from None

@@ -10,7 +10,7 @@ from typing import Any
 
 from encoderlab.corpus.shards import Corpus
 from encoderlab.measure.report import interval
-from encoderlab.study.file import Claim, Pairs
+from encoderlab.study.file import Claim
 from encoderlab.study.plan import Cell, StudyPlan
 from encoderlab.study.statistics import Comparison, PowerLaw, compare, holm, power_law, verdict
 
@@ -67,7 +67,7 @@ class Results:
     @cached_property
     def measures(self) -> list[str]:
         """Names of the measures, those of the loss first."""
-        names = [measure.name if isinstance(measure, Pairs) else measure.title for measure in self.plan.study.measures]
+        names = [measure.title for measure in self.plan.study.measures]
         return [name for name in (*LOWER, *names) if any(self.scores(arm, a, name) for arm, a in self.plan.places)]
 
     def scores(self, arm: str, amount: float, measure: str) -> dict[int, float]:
@@ -95,12 +95,13 @@ class Results:
     # Comparisons
 
     @cached_property
-    def _claims(self) -> list[Claim]:
+    def _claims(self) -> list[tuple[str, str, str]]:
+        """The better arm, the other one and the measure of every claim."""
         study = self.plan.study
         baseline = study.baseline or next(iter(self.plan.arms))
         others = [arm for arm in self.plan.arms if arm != baseline]
         claims = study.claims or tuple(Claim(better=arm, than=baseline) for arm in others)
-        return [replace(claim, by=by) for claim in claims for by in ([claim.by] if claim.by else self.measures)]
+        return [(one.better, one.than, by) for one in claims for by in ([one.by] if one.by else self.measures)]
 
     def _comparable(self, one: str, two: str, measure: str) -> str | None:
         """Why losses of two arms cannot be compared; None if they can.
@@ -122,34 +123,29 @@ class Results:
     @cached_property
     def not_compared(self) -> list[str]:
         """Claims that cannot be judged, and why."""
-        left_out = []
-        for claim in self._claims:
-            assert claim.by is not None
-            if why := self._comparable(claim.better, claim.than, claim.by):
-                left_out.append(f"{claim.better} and {claim.than} by {claim.by}: {why}")
-        return left_out
+        return [
+            f"{better} and {than} by {by}: {why}"
+            for better, than, by in self._claims
+            if (why := self._comparable(better, than, by))
+        ]
 
     @cached_property
     def comparisons(self) -> list[Comparison]:
         """All comparisons that share at least one seed, corrected as one family."""
         compared = []
-        for claim in self._claims:
-            by = claim.by
-            assert by is not None
-            if by == "bits per byte" and self._comparable(claim.better, claim.than, "loss") is None:
+        for better, than, by in self._claims:
+            if by == "bits per byte" and self._comparable(better, than, "loss") is None:
                 continue  # the loss in other units: not another comparison
-            if self._comparable(claim.better, claim.than, by):
+            if self._comparable(better, than, by):
                 continue
             for amount in self.plan.study.amounts:
-                one, two = (self.scores(arm, amount, by) for arm in (claim.better, claim.than))
+                one, two = (self.scores(arm, amount, by) for arm in (better, than))
                 seeds = sorted(one.keys() & two.keys())
                 sign = -1 if by in LOWER else 1
                 if seeds:
                     numbers: dict[str, Any] = compare([sign * (one[seed] - two[seed]) for seed in seeds])
                     compared.append(
-                        Comparison(
-                            better=claim.better, than=claim.than, by=by, amount=amount, seeds=len(seeds), **numbers
-                        )
+                        Comparison(better=better, than=than, by=by, amount=amount, seeds=len(seeds), **numbers)
                     )
         adjusted = holm([comparison.p for comparison in compared])
         margins = self.plan.study.margins
