@@ -46,14 +46,7 @@ def page_data(report: Report) -> dict[str, Any]:
 
 
 def _metric(metric: Metric) -> dict[str, Any]:
-    references = [{"name": name, "value": value} for name, value in metric.references]
-    return {
-        "key": metric.key,
-        "label": metric.label,
-        "kind": metric.kind,
-        "references": references,
-        "from_zero": metric.from_zero,
-    }
+    return vars(metric) | {"references": [{"name": name, "value": value} for name, value in metric.references]}
 
 
 def _columns(

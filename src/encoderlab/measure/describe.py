@@ -72,10 +72,7 @@ def facts(name: str, config: ModelConfig, *, length: int, rows: int) -> dict[str
         "memory": {
             "rows": rows,
             "length": length,
-            "weights": memory.weights,
-            "gradients": memory.gradients,
-            "optimizer": memory.optimizer,
-            "activations": memory.activations,
+            **vars(memory),
             "total": memory.total,
         },
     }

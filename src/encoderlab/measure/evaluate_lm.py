@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Protocol
 
 import numpy as np
@@ -151,7 +152,6 @@ def context_losses(model: Model, text: Documents, positions: Sequence[int], *, s
 
     @torch.no_grad()
     def losses(context: int) -> np.ndarray:
-        """Negative log-likelihoods in nats of the tokens at ``positions``, each from ``context`` tokens before it."""
         if min(positions) < context:
             raise DataError(
                 f"position {min(positions)} has fewer than {context} tokens before it; choose later positions"
@@ -185,12 +185,10 @@ def relative_effective_context(
     """
     if not 0 < hardest <= 1:
         raise ConfigError(f"hardest is {hardest}; give a share of the positions above 0 and at most 1")
-    known: dict[tuple[str, int], np.ndarray] = {}
 
+    @cache
     def losses(name: str, context: int) -> np.ndarray:
-        if (name, context) not in known:
-            known[name, context] = models[name](context)
-        return known[name, context]
+        return models[name](context)
 
     lengths = {}
     for name in models:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from encoderlab.config import flatten, from_dict
+from encoderlab.config import from_dict
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import read_json, sha256
+from encoderlab.measure.runs import lines_by_split
 from encoderlab.tasks.runs.folder import SCORE_FILE, analysis_file, read_signed, record_of
 from encoderlab.tasks.runs.trials import folder_name
 from encoderlab.tasks.scoring.analysis import Analysis
-from encoderlab.train.evidence import read_lines
 from encoderlab.train.folder import METRICS, PROVENANCE, RECIPE
 
 PRETRAINED, WITHOUT = "pretrained", "without pretraining"  # the systems of one folder
@@ -127,9 +127,7 @@ def _seed_run(seed: str, entry: Mapping[str, Any], folder: Path) -> SeedRun:
         if digest is not None and (not (folder / name).exists() or sha256(folder / name) != digest):
             remedy = f"restore it, or delete {folder} to train it again" if name in (METRICS, PROVENANCE) else REMEDY
             raise DataError(f"{folder / name}: is missing or has changed; {remedy}")
-    lines = [flatten(line) for line in read_lines(folder / METRICS)] if (folder / METRICS).exists() else []
-    for line in lines:
-        line["time"] = line.get("seconds")
+    lines = lines_by_split(folder / METRICS)
     places = {split: folder / analysis_file(split) for split in record.get("scores", {})}
     sessions = read_json(folder / PROVENANCE).get("sessions", []) if (folder / PROVENANCE).exists() else []
     return SeedRun(
@@ -137,8 +135,8 @@ def _seed_run(seed: str, entry: Mapping[str, Any], folder: Path) -> SeedRun:
         folder=folder,
         record=record,
         failed=entry.get("failed", ""),
-        train=[line for line in lines if line.get("split") == "train"],
-        valid=[line for line in lines if line.get("split") == "valid"],
+        train=lines["train"],
+        valid=lines["valid"],
         analysis={
             split: from_dict(Analysis, read_json(place, REMEDY)) for split, place in places.items() if place.exists()
         },

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -16,11 +16,12 @@ import numpy as np
 from encoderlab.config import flatten
 from encoderlab.files import finite, write_text
 from encoderlab.measure.curves import curve_data
-from encoderlab.measure.finetuning import PRETRAINED, WITHOUT, Finetuning, SeedRun, read, tasks_in
+from encoderlab.measure.finetuning import PRETRAINED, WITHOUT, Finetuning, read, tasks_in
 from encoderlab.measure.report import MethodScores, Metric, Run, TaskScores, Tile, interval
-from encoderlab.measure.runs import STRIPS, machine, names, side_by_side, versions
+from encoderlab.measure.runs import machine, names, side_by_side, versions
+from encoderlab.measure.runs import strips as strips_of
 from encoderlab.measure.strips import strip
-from encoderlab.pages.charts import Chart, Point, Series, chart
+from encoderlab.pages.charts import Chart, Point, Series, chart, mean_curve
 from encoderlab.pages.template import render as fill
 from encoderlab.tasks.scoring.analysis import Mistake
 from encoderlab.train.evidence import is_number
@@ -143,7 +144,7 @@ def _one(tuning: Finetuning, title: str | None) -> Page:
         for run in one.seeds
     ]
     metrics = _metrics(tuning)
-    strips = [metric for metric in STRIPS if any(metric.key in line for run in runs for line in run.train)]
+    strips = strips_of(runs)
     return Page(
         html=fill(
             "finetuning.html",
@@ -493,7 +494,7 @@ def _several(runs: Mapping[str, Sequence[Finetuning]], title: str | None) -> Pag
         if alike.count((task, metric)) > 1
     ]
     drawn = {key: plots(named, by="from pretraining" if single else "") for key, named in groups.items()}
-    panels = [strip(_named(key[0], one)) for key, made in drawn.items() for one in made]
+    panels = [strip(replace(one, name=f"{key[0]}, {one.name.lower()}")) for key, made in drawn.items() for one in made]
     head = ["metric", *dict.fromkeys(one.name for made in drawn.values() for one in made)]
     rows = []
     for key, named in groups.items():
@@ -525,10 +526,6 @@ def _several(runs: Mapping[str, Sequence[Finetuning]], title: str | None) -> Pag
     return Page(html=html, verdict=said, head=head, rows=rows)
 
 
-def _named(task: str, one: TaskScores) -> TaskScores:
-    return TaskScores(**{**vars(one), "name": f"{task}, {one.name.lower()}"})
-
-
 def _sentence(key: tuple[str, str, str], named: Sequence[tuple[str, Finetuning]]) -> str:
     """The best fine-tuning of a task."""
     name, best = max(named, key=lambda pair: fmean(pair[1].scores("dev")))
@@ -542,19 +539,12 @@ def _curves(metric: str, named: Sequence[tuple[str, Finetuning]]) -> Chart | Non
     """The development score over updates: mean and range over the seeds of each run."""
     series = []
     for colour, (name, tuning) in enumerate(named):
-        curves = [curve for run in tuning.ended if len(curve := _curve(run, f"scores.{metric}")) > 1]
+        key = f"scores.{metric}"
+        points = ([(line["step"], line[key]) for line in run.valid if is_number(line.get(key))] for run in tuning.ended)
+        curves = [np.array(of_run).T for of_run in points if len(of_run) > 1]
         if not curves:
             continue
-        places = sorted({step for curve in curves for step, _ in curve if step <= min(one[-1][0] for one in curves)})
-        places = [places[i] for i in np.unique(np.linspace(0, len(places) - 1, min(POINTS, len(places))).astype(int))]
-        values = np.array([np.interp(places, *np.array(curve).T) for curve in curves]) * 100
-        drawn = [
-            Point(float(x), float(v.mean()), float(v.min()), float(v.max()), f"{name}: {v.mean():.1f} at update {x:,}")
-            for x, v in zip(places, values.T, strict=True)
-        ]
+        title = lambda x, mean, name=name: f"{name}: {mean:.1f} at update {x:,.0f}"  # noqa: E731
+        drawn = mean_curve(curves, most=POINTS, title=title, scale=100)
         series.append(Series(name=name, colour=len(named) - 1 - colour, points=drawn, line=True, band=True))
     return chart(series, x="updates", y=f"{metric} × 100")
-
-
-def _curve(run: SeedRun, key: str) -> list[tuple[int, float]]:
-    return [(line["step"], line[key]) for line in run.valid if is_number(line.get(key))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -70,18 +71,24 @@ def read_run(folder: Path) -> RunRecord:
         raise DataError(f"{folder}: is the folder of a fine-tuning, not of a run; encoderlab report makes its page")
     recipe = _read_json(folder / "recipe.json", "a run folder has one")
     metrics, source = folder / "metrics.jsonl", folder / "provenance.json"
-    lines = [flatten(line) for line in read_lines(metrics)] if metrics.exists() else []
-    for line in lines:
-        line["time"] = line.get("seconds")
+    lines = lines_by_split(metrics)
     sessions = _read_json(source, "").get("sessions", []) if source.exists() else []
     return RunRecord(
         folder=folder,
         recipe=recipe,
-        train=[line for line in lines if line.get("split") == "train"],
-        valid=[line for line in lines if line.get("split") == "valid"],
-        diverged=next((line.get("step") for line in lines if line.get("split") == "diverged"), None),
+        train=lines["train"],
+        valid=lines["valid"],
+        diverged=next((line.get("step") for line in lines["diverged"]), None),
         sessions=sessions,
     )
+
+
+def lines_by_split(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """The lines of a file of metrics by split, each with its seconds as ``time``; none where there is no file."""
+    lines: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for line in map(flatten, read_lines(path) if path.exists() else ()):
+        lines[str(line.get("split"))].append(line | {"time": line.get("seconds")})
+    return lines
 
 
 def metrics(records: Sequence[RunRecord], references: Sequence[tuple[str, float]] = ()) -> list[Metric]:
@@ -113,9 +120,9 @@ def metrics(records: Sequence[RunRecord], references: Sequence[tuple[str, float]
     return curves + [Metric(key=key, label=_words(key)) for key in of("scores.")]
 
 
-def strips(records: Sequence[RunRecord]) -> list[Metric]:
+def strips(runs: Sequence[RunRecord] | Sequence[Run]) -> list[Metric]:
     """The small curves below the large ones."""
-    return [metric for metric in STRIPS if any(metric.key in line for record in records for line in record.train)]
+    return [metric for metric in STRIPS if any(metric.key in line for run in runs for line in run.train)]
 
 
 def references(records: Sequence[RunRecord], counts: np.ndarray | None) -> list[tuple[str, float]]:

@@ -5,29 +5,12 @@ Places are shares of the axis as CSS has them; the template of the page (``parts
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from encoderlab.measure.report import MethodScores, TaskScores, difference, interval
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lane:
-    """The row of one method: places of its mean, its seeds and its interval; ``beyond`` the left end of the axis no
-    mean is drawn. ``best``: its mean is the largest of the task.
-    """
-
-    name: str
-    ours: bool
-    hue: str
-    mean: str
-    seeds: Sequence[str]
-    span: tuple[str, str] | None
-    beyond: bool
-    score: str
-    spread: str
-    best: bool
+from encoderlab.pages.charts import round_values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,14 +21,14 @@ class Strip:
     about: str
     metric: str
     unit: str
-    lanes: Sequence[Lane]
+    lanes: Sequence[dict[str, Any]]
     ticks: Sequence[tuple[str, str]]
     verdict: str
     kind: str
 
-    def lane(self, method: str) -> Lane | None:
+    def lane(self, method: str) -> dict[str, Any] | None:
         """The row of a method; None if it has no score."""
-        return next((lane for lane in self.lanes if lane.name == method), None)
+        return next((lane for lane in self.lanes if lane["name"] == method), None)
 
 
 def strip(task: TaskScores) -> Strip:
@@ -69,20 +52,23 @@ def strip(task: TaskScores) -> Strip:
     )
 
 
-def _lane(method: MethodScores, axis: _Axis, hue: str, best: float) -> Lane:
+def _lane(method: MethodScores, axis: _Axis, hue: str, best: float) -> dict[str, Any]:
+    """The row of one method: places of its mean, its seeds and its interval; ``beyond`` the left end of the axis no
+    mean is drawn. ``best``: its mean is the largest of the task.
+    """
     middle, half = interval(method.scores)
-    return Lane(
-        name=method.name,
-        ours=method.ours,
-        hue=hue,
-        mean=axis.at(middle),
-        seeds=[axis.at(score) for score in method.scores] if len(method.scores) > 1 else [],
-        span=(axis.at(middle - half), axis.at(middle + half)) if half else None,
-        beyond=middle < axis.low,
-        score=f"{100 * middle:.1f}",
-        spread=f"± {100 * half:.1f}" if half else "",
-        best=middle == best,
-    )
+    return {
+        "name": method.name,
+        "ours": method.ours,
+        "hue": hue,
+        "mean": axis.at(middle),
+        "seeds": [axis.at(score) for score in method.scores] if len(method.scores) > 1 else [],
+        "span": (axis.at(middle - half), axis.at(middle + half)) if half else None,
+        "beyond": middle < axis.low,
+        "score": f"{100 * middle:.1f}",
+        "spread": f"± {100 * half:.1f}" if half else "",
+        "best": middle == best,
+    }
 
 
 def _focus(methods: Sequence[MethodScores]) -> tuple[float, float]:
@@ -121,12 +107,7 @@ class _Axis:
 def _axis(low: float, high: float) -> _Axis:
     """An axis that holds both values with some room."""
     room = 0.07 * ((high - low) or abs(high) or 1.0)
-    low, high = low - room, high + room
-    raw = (high - low) / 4
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw)
-    first = math.ceil(low / step)
-    return _Axis(low, high, [round(n * step, 10) for n in range(first, math.floor(high / step) + 1)])
+    return _Axis(low - room, high + room, round_values(low - room, high + room, 4))
 
 
 def _judgement(task: TaskScores) -> tuple[str, str]:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 
 @dataclass(frozen=True)
 class Point:
@@ -62,6 +64,23 @@ def chart(series: Sequence[Series], *, x: str, y: str, x_log: bool = False, y_lo
         ],
         keys=list({one.name: _hue(one) for one in series if one.name and not one.dashed}.items()),
     )
+
+
+def mean_curve(
+    curves: Sequence[np.ndarray], *, most: int, title: Callable[[float, float], str], scale: float = 1.0
+) -> list[Point]:
+    """The mean and the range of several curves (2, n), times ``scale``, at up to ``most`` of the x that all reach;
+    ``title`` makes the text of a tooltip of x and mean.
+    """
+    start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
+    places = np.unique(np.concatenate([x for x, _ in curves]))
+    places = places[(places >= start) & (places <= end)]
+    places = places[np.unique(np.linspace(0, len(places) - 1, min(most, len(places))).astype(int))]
+    values = np.array([np.interp(places, x, y) for x, y in curves]) * scale
+    return [
+        Point(float(x), float(v.mean()), float(v.min()), float(v.max()), title(x, v.mean()))
+        for x, v in zip(places, values.T, strict=True)
+    ]
 
 
 def _hue(series: Series) -> str:
@@ -127,7 +146,7 @@ def _scale(
         return start + (value - low) / (high - low) * (end - start)
 
     if not log:
-        return place, _round_values(low, high, count)
+        return place, round_values(low, high, count)
     for digits in ((1,), (1, 3), (1, 2, 5), (1, 2, 3, 4, 6, 8)):
         ticks = [
             digit * 10.0**power
@@ -137,10 +156,11 @@ def _scale(
         ]
         if len(ticks) >= min(3, count):
             return place, ticks[:: math.ceil(len(ticks) / (count + 1))]
-    return place, [float(f"{one:.3g}") for one in _round_values(10**low, 10**high, count)]
+    return place, [float(f"{one:.3g}") for one in round_values(10**low, 10**high, count)]
 
 
-def _round_values(low: float, high: float, count: int) -> list[float]:
+def round_values(low: float, high: float, count: int) -> list[float]:
+    """About ``count`` round numbers between ``low`` and ``high``."""
     raw = (high - low) / count
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from encoderlab.files import finite, write_text
-from encoderlab.pages.charts import Chart, Point, Series, chart
+from encoderlab.pages.charts import Chart, Point, Series, chart, mean_curve
 from encoderlab.pages.template import render as fill
 from encoderlab.study.file import Finetune
 from encoderlab.study.results import LOWER, Results
@@ -125,15 +125,8 @@ def _curves(results: Results) -> tuple[str, Chart] | None:
         curves = [np.array(cell["curve"]).T for cell in cells if len(cell["curve"]) > 1]
         if not curves:
             continue
-        start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
-        places = np.unique(np.concatenate([x for x, _ in curves]))
-        places = places[(places >= start) & (places <= end)]
-        places = places[np.unique(np.linspace(0, len(places) - 1, min(POINTS, len(places))).astype(int))]
-        values = np.array([np.interp(places, x, y) for x, y in curves])
-        points = [
-            Point(float(x), float(v.mean()), float(v.min()), float(v.max()), f"{arm}: {v.mean():.4g} at {x:.3g} FLOPs")
-            for x, v in zip(places, values.T, strict=True)
-        ]
+        title = lambda x, mean, arm=arm: f"{arm}: {mean:.4g} at {x:.3g} FLOPs"  # noqa: E731
+        points = mean_curve(curves, most=POINTS, title=title)
         series.append(Series(name=arm, colour=colour, points=points, line=True, band=True))
     drawn = chart(series, x="FLOPs", y="held-out loss")
     unit = results.plan.study.unit
