@@ -23,7 +23,7 @@ from encoderlab.measure.runs import strips as strips_of
 from encoderlab.measure.strips import strip
 from encoderlab.pages.charts import Chart, Point, Series, chart, mean_curve
 from encoderlab.pages.template import render as fill
-from encoderlab.tasks.scoring.analysis import Mistake
+from encoderlab.tasks.scoring.analysis import Analysis, Mistake
 from encoderlab.train.evidence import is_number
 from encoderlab.train.units import duration, quantity
 
@@ -134,6 +134,7 @@ def plots(named: Sequence[tuple[str, Finetuning]], *, by: str = "") -> list[Task
 def _one(tuning: Finetuning, title: str | None) -> Page:
     best = tuning.best
     analysis = best.analysis.get("dev")
+    analyses = [run.analysis["dev"] for run in tuning.ended if "dev" in run.analysis]
     said = verdict(tuning)
     drawn = plots(list(tuning.systems()), by="from pretraining")
     head = [split_name(split) for split in tuning.splits]
@@ -145,6 +146,8 @@ def _one(tuning: Finetuning, title: str | None) -> Page:
     ]
     metrics = _metrics(tuning)
     strips = strips_of(runs)
+    # Without the doctor's findings, which stand at the top.
+    notes = [note for run in tuning.ended for note in run.record.get("notes", []) if not note.startswith("doctor: ")]
     return Page(
         html=fill(
             "finetuning.html",
@@ -164,15 +167,15 @@ def _one(tuning: Finetuning, title: str | None) -> Page:
             best=best.seed,
             several=len(tuning.ended) > 1,
             analysis=analysis,
-            classes=_classes(tuning),
+            classes=_classes(analyses),
             matrix=_matrix(analysis.confusion) if analysis else None,
             scatter=_scatter(analysis.points) if analysis else None,
-            mistakes=[_mistake(one, tuning) for one in analysis.worst[:MISTAKES]] if analysis else [],
+            mistakes=[_mistake(one, analyses) for one in analysis.worst[:MISTAKES]] if analysis else [],
             settings=settings(tuning),
             every=flatten(tuning.record["recipe"]),
             costs=costs(tuning),
             provenance=provenance(tuning),
-            remarks=_remarks(tuning),
+            remarks=list(dict.fromkeys([*tuning.record.get("remarks", []), *notes])),
             commands=[command(tuning)] if "command" in tuning.record else [],
         ),
         verdict=said,
@@ -184,9 +187,9 @@ def _one(tuning: Finetuning, title: str | None) -> Page:
 def _tiles(tuning: Finetuning) -> list[Tile]:
     ended = tuning.ended
     tiles = []
+    name = tuning.record["report"]
     for split in tuning.splits:
         scores = tuning.scores(split)
-        name = tuning.record["report"]
         value = tuning.record["scores"][split][tuning.metric][name]
         spread = f"{name} {100 * value:.1f}, " if len(scores) > 1 else ""
         tiles.append((f"{tuning.metric}, {split_name(split).lower()}", points(scores), f"{spread}n = {len(scores)}"))
@@ -306,15 +309,9 @@ def _findings(tuning: Finetuning) -> list[dict[str, str]]:
     ]
 
 
-def _remarks(tuning: Finetuning) -> list[str]:
-    """The remarks about data and runs, each once, without the doctor's findings."""
-    notes = [note for run in tuning.ended for note in run.record.get("notes", []) if not note.startswith("doctor: ")]
-    return list(dict.fromkeys([*tuning.record.get("remarks", []), *notes]))
-
-
-def _classes(tuning: Finetuning) -> dict[str, Any] | None:
+def _classes(analyses: Sequence[Analysis]) -> dict[str, Any] | None:
     """Scores by class on the development set: means over seeds, with their standard deviation."""
-    analyses = [run.analysis["dev"] for run in tuning.ended if "dev" in run.analysis and run.analysis["dev"].classes]
+    analyses = [one for one in analyses if one.classes]
     if not analyses:
         return None
     rows = []
@@ -371,9 +368,8 @@ def _scatter(pairs: Sequence[tuple[float, float]]) -> Chart | None:
     return chart(series, x="gold", y="predicted")
 
 
-def _mistake(one: Mistake, tuning: Finetuning) -> dict[str, Any]:
+def _mistake(one: Mistake, analyses: Sequence[Analysis]) -> dict[str, Any]:
     """A mistake for the page, with the number of seeds that made it."""
-    analyses = [run.analysis["dev"] for run in tuning.ended if "dev" in run.analysis]
     made = sum(one.place in (analysis.wrong or ()) for analysis in analyses)
     often = f"wrong with {made} of {len(analyses)} seeds" if len(analyses) > 1 and analyses[0].wrong is not None else ""
     sure = "" if one.sure is None else f"{one.sure:.0%} sure"

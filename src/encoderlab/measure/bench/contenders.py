@@ -81,9 +81,8 @@ class Theirs:
         transformers.logging.disable_progress_bar()
         self.case, self.transformers, self.pad = case, transformers, vocabulary.pad
         objective = objective_of(case, vocabulary)
-        networks: dict[str, nn.Module] = {}
-        for name, model in self._ours(objective).items():
-            networks[name] = self._load(model)
+        models = objective.models() | ({"teacher": objective.teacher} if isinstance(objective, Distill) else {})
+        networks = {name: self._load(model) for name, model in models.items()}
         self._join(networks, objective)
         self.networks = nn.ModuleDict(networks).train()
         if "teacher" in networks:
@@ -111,17 +110,13 @@ class Theirs:
         if isinstance(settings, DistillSettings):
             return self._distillation(batch, settings)
         if isinstance(settings, PermutationSettings):
-            return self._permutation(batch)
+            inputs = {name: batch.labels[name] for name in ("perm_mask", "target_mapping", "labels")}
+            network = self.networks["model"]
+            return network(input_ids=batch.ids, token_type_ids=batch.segments, use_mems=False, **inputs).loss
         inputs = self._inputs(batch) | {"labels": batch.labels["labels"]}
         if self.case.model.pair and "next_sentence" in batch.labels:
             inputs["next_sentence_label"] = batch.labels["next_sentence"]
         return self.networks["model"](**inputs).loss
-
-    @staticmethod
-    def _ours(objective: Objective) -> dict[str, Model]:
-        if isinstance(objective, Distill):
-            return {"model": objective.student, "teacher": objective.teacher}
-        return objective.models()
 
     def _load(self, model: Model) -> nn.Module:
         kind = "AutoModelForMaskedLM"
@@ -205,11 +200,6 @@ class Theirs:
         close = F.cosine_similarity(student.hidden_states[-1][real], teacher.hidden_states[-1][real], dim=-1)
         weighted = settings.logits_weight * soft + settings.mlm_weight * student.loss
         return weighted + settings.cosine_weight * (1 - close).mean()
-
-    def _permutation(self, batch: Batch) -> Tensor:
-        inputs = {name: batch.labels[name] for name in ("perm_mask", "target_mapping", "labels")}
-        out = self.networks["model"](input_ids=batch.ids, token_type_ids=batch.segments, use_mems=False, **inputs)
-        return out.loss
 
 
 def permuted(batch: Batch) -> dict[str, Tensor]:

@@ -155,7 +155,8 @@ class _Player:
         """
         encoder = self.work.case.model.encoder
         dtype = torch.bfloat16 if self.work.precision == "bf16" else torch.float32
-        x = torch.randn(rows_tokens(self.work.rows), encoder.width, device=self.device, dtype=dtype)
+        positions = max(len(part) * max(map(len, part)) for part in self.work.rows)  # of a batch, padding included
+        x = torch.randn(positions, encoder.width, device=self.device, dtype=dtype)
         w = torch.randn(encoder.width, encoder.ff_width, device=self.device, dtype=dtype)
 
         def burst(count: int) -> float:
@@ -216,8 +217,3 @@ def _failure(work: Work, error: Exception) -> EncoderlabError:
         return error
     reason = " ".join(str(error).split())[:300]
     return EncoderlabError(f"{work.contender} failed: {type(error).__name__}: {reason}")
-
-
-def rows_tokens(rows: list[list[Row]]) -> int:
-    """Positions of a batch, padding included."""
-    return max(len(part) * max(len(row) for row in part) for part in rows)

@@ -139,8 +139,7 @@ def evaluate_files(
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
     skipped = set(surveyed.long)
-    names = list(surveyed.paradigms)
-    number_of = {name: place for place, name in enumerate(names)}
+    number_of = {name: place for place, name in enumerate(surveyed.paradigms)}
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(locked(path))

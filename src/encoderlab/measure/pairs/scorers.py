@@ -98,7 +98,20 @@ class _Query:
     measure: int
 
 
-class Masked:
+class _OnFramedRows:
+    """A scorer that reads whole sentences between special tokens."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = reading_apart(model)
+        self.tokenizer = tokenizer_of(model)
+
+    @property
+    def longest(self) -> int | None:
+        longest = self.model.config.encoder.max_length
+        return None if longest is None else longest - _frame_size(self.tokenizer)
+
+
+class Masked(_OnFramedRows):
     """Pseudo-log-likelihoods of masked and of permutation models.
 
     One row per masked place, computed once for all sentences and measures that ask for it: the two sentences of a pair
@@ -107,12 +120,8 @@ class Masked:
     """
 
     def __init__(self, model: Model, measures: tuple[Measure, ...] = ("pll", "pll_word")) -> None:
-        self.model, self.measures = reading_apart(model), measures
-        self.tokenizer = tokenizer_of(model)
-
-    @property
-    def longest(self) -> int | None:
-        return _room(self.model, self.tokenizer)
+        super().__init__(model)
+        self.measures = measures
 
     @torch.inference_mode()
     def __call__(self, sentences: Sequence[Encoding]) -> np.ndarray:
@@ -202,8 +211,12 @@ class LeftToRight:
                 numbers = batch.rows.numpy()
                 real = batch.doc >= 0
                 batch = batch.to(device)
+                visible = None  # of a model that is causal anyway
+                if not self.model.config.encoder.causal:
+                    length = batch.ids.shape[1]
+                    visible = torch.ones(1, length, length, dtype=torch.bool, device=device).tril()
                 states = self.model.encoder(
-                    batch.ids, doc=batch.documents, segments=batch.segments, visible=self._earlier(batch)
+                    batch.ids, doc=batch.documents, segments=batch.segments, visible=visible
                 ).last
                 of_row, _ = (index.numpy() for index in real.nonzero(as_tuple=True))
                 targets = np.concatenate([distinct[number].ids for number in numbers]).astype(np.int64)
@@ -212,26 +225,11 @@ class LeftToRight:
                 np.add.at(out[:, 0], numbers[of_row[counted]], scores[counted])
         return out[back]
 
-    def _earlier(self, batch: Batch) -> Tensor | None:
-        """The mask (1, L, L) of the tokens that each token sees; None for a model that is causal anyway."""
-        if self.model.config.encoder.causal:
-            return None
-        length = batch.ids.shape[1]
-        return torch.ones(1, length, length, dtype=torch.bool, device=batch.ids.device).tril()
 
-
-class Detector:
+class Detector(_OnFramedRows):
     """Sums of log(1 - p replaced), of discriminators."""
 
     measures: tuple[Measure, ...] = ("not_replaced",)
-
-    def __init__(self, model: Model) -> None:
-        self.model = reading_apart(model)
-        self.tokenizer = tokenizer_of(model)
-
-    @property
-    def longest(self) -> int | None:
-        return _room(self.model, self.tokenizer)
 
     @torch.inference_mode()
     def __call__(self, sentences: Sequence[Encoding]) -> np.ndarray:
@@ -261,12 +259,6 @@ class Detector:
                 scores = F.logsigmoid(-model.rtd(last[at], first).float()).double().cpu().numpy()
                 np.add.at(out[:, 0], numbers[of_row], scores)
         return out[back]
-
-
-def _room(model: Model, tokenizer: Tokenizer) -> int | None:
-    """The most tokens of a sentence that fit with the special tokens; None for any number."""
-    longest = model.config.encoder.max_length
-    return None if longest is None else longest - _frame_size(tokenizer)
 
 
 def _frame_size(tokenizer: Tokenizer) -> int:
