@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from encoderlab.deploy.serve.app import Server
-from encoderlab.deploy.serve.engine import ComputeThread, lanes
+from encoderlab.deploy.serve.engine import ComputeThread
 from encoderlab.deploy.serve.http import Guard, Limits, Problem, body_of, error
 from encoderlab.deploy.serve.service import Service
 from encoderlab.interchange.places import resolve
@@ -41,7 +41,7 @@ class Replica:
     def __init__(self, model: str) -> None:
         torch.set_num_threads(CORES)
         service = Service.of(resolve(model))
-        engine = ComputeThread(lanes({"": service}), budget=4096, max_wait=10.0)
+        engine = ComputeThread(service.compute, budget=4096, max_wait=10.0)
         self.server = Server(service, engine, guard=Guard(hosts=("*",)))  # the front is the only client
         self.server.load()
 

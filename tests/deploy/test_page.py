@@ -187,7 +187,7 @@ def test_two_models_side_by_side(page: Page) -> None:
     first, second = with_head(Classification(labels=3), LABELS), with_head(Classification(labels=2), ("no", "yes"))
     with serving(first.model, first) as asked:
         other = Service(second.model, second, name="other", pooling="mean", normalize=True)
-        asked.server.engine.compute = lanes({"": asked.server.service, BESIDE: other})
+        asked.server.engine.compute = lanes({"": asked.server.service.compute, BESIDE: other.compute})
         beside = Server(other, asked.server.engine, lane=BESIDE)
         beside.ready = True
         both = Server(asked.server.service, asked.server.engine, beside=beside)

@@ -54,7 +54,7 @@ def judge(model: Path, file: Path | None, precision: Precision, *, pooling: Pool
             f"int8 loses {100 * verdict.fall:.2f} % on {file}, more than {100 * TOLERANCE:g} %; leave out --precision "
             "int8, or leave out --check to accept the loss"
         )
-    return {"int8": {"tolerance": TOLERANCE, **verdict.record(), "bytes": size, "milliseconds": times}}
+    return {"int8": {"tolerance": TOLERANCE, **vars(verdict), "bytes": size, "milliseconds": times}}
 
 
 def _bytes(network: Any) -> int:

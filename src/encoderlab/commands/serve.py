@@ -151,7 +151,7 @@ def answer(*, shared: bool = False, **options: Any) -> str:
     else:
         service = GraphService.open(model, engine, name=name)
     other = None if options["beside"] is None else Service.of(options["beside"], precision=precision)
-    compute = lanes({"": service, **({} if other is None else {BESIDE: other})})
+    compute = lanes({"": service.compute, **({} if other is None else {BESIDE: other.compute})})
     computing = ComputeThread(compute, budget=budget, max_wait=options["max_wait"])
     hosts = ("localhost", "127.0.0.1", "::1", host, *(options["allow_host"] or ()))
     health = ("/health", "/live", "/ping")

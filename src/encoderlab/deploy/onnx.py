@@ -3,45 +3,40 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from encoderlab.errors import DataError, MissingDependency
 
 
-def session(path: Path, threads: int | None = None) -> Any:
-    """The graph in a file, on the CPU, with ``threads`` (by default as many as torch uses).
+class OnnxRun:
+    """The graph in a file as a runtime (:data:`encoderlab.deploy.graph.Run`), on the CPU, with as many threads as torch
+    uses.
 
     Raises:
         MissingDependency: ONNX Runtime is not installed.
         DataError: there is no such file, or it is damaged, or its weights lie in other files.
     """
-    try:
-        import onnxruntime
-    except ImportError:
-        raise MissingDependency("onnxruntime", "export", "ONNX") from None
-    import torch
 
-    if not path.is_file():
-        raise DataError(f"{path}: no such file; run: encoderlab export MODEL OUT")
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads or torch.get_num_threads()
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    # From memory, so that a graph can name no other files.
-    try:
-        return onnxruntime.InferenceSession(path.read_bytes(), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # of many kinds
-        reason = str(error).splitlines()[0][:200]
-        raise DataError(f"{path}: ONNX Runtime cannot read it ({reason}); export the model again") from None
+    def __init__(self, path: Path) -> None:
+        try:
+            import onnxruntime
+        except ImportError:
+            raise MissingDependency("onnxruntime", "export", "ONNX") from None
+        import torch
 
-
-class OnnxRun:
-    """A session as a runtime (:data:`encoderlab.deploy.graph.Run`)."""
-
-    def __init__(self, path: Path, threads: int | None = None) -> None:
-        self.session = session(path, threads)
+        if not path.is_file():
+            raise DataError(f"{path}: no such file; run: encoderlab export MODEL OUT")
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        # From memory, so that a graph can name no other files.
+        try:
+            self.session = onnxruntime.InferenceSession(path.read_bytes(), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # of many kinds
+            reason = str(error).splitlines()[0][:200]
+            raise DataError(f"{path}: ONNX Runtime cannot read it ({reason}); export the model again") from None
         self.inputs = tuple(entry.name for entry in self.session.get_inputs())
         self.outputs = tuple(entry.name for entry in self.session.get_outputs())
 

@@ -138,25 +138,14 @@ def _largest(theirs: np.ndarray, ours: np.ndarray) -> float:
     return float(np.nan_to_num(difference, nan=np.inf).max(initial=0.0))
 
 
-def own(graph: Graph) -> Run:
-    """The model itself as a runtime."""
+def own(graph: Graph, traced: torch.nn.Module | None = None) -> Run:
+    """The model itself, or what was ``traced`` of it, as a runtime."""
+    module = graph if traced is None else traced
 
     @torch.inference_mode()
     def run(inputs: Arrays) -> Arrays:
         read = {name: np.ascontiguousarray(array) for name, array in inputs.items() if name in graph.inputs}
-        outputs = graph(**{name: torch.from_numpy(array) for name, array in read.items()})
+        outputs = module(**{name: torch.from_numpy(array) for name, array in read.items()})
         return {name: output.numpy() for name, output in zip(graph.outputs, outputs, strict=True)}
-
-    return run
-
-
-def traced(program: torch.export.ExportedProgram, names: tuple[str, ...]) -> Run:
-    """A traced graph as a runtime."""
-    module = program.module()
-
-    @torch.inference_mode()
-    def run(inputs: Arrays) -> Arrays:
-        outputs = module(**{name: torch.from_numpy(array) for name, array in inputs.items()})
-        return {name: output.numpy() for name, output in zip(names, outputs, strict=True)}
 
     return run

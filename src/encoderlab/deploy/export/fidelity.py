@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -48,9 +48,6 @@ class Verdict:
     high: float
     texts: int
     more: dict[str, float]
-
-    def record(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class Check:

@@ -209,7 +209,7 @@ def _graph_files(
         checked[GRAPH] = check.compare(graph, OnnxRun(path), longest)
     if "pt2" in to:
         torch.export.save(program, aside / ARCHIVE)
-        checked[ARCHIVE] = check.compare(graph, check.traced(program, graph.outputs), longest)
+        checked[ARCHIVE] = check.compare(graph, check.own(graph, program.module()), longest)
     for name, differences in checked.items():
         say(f"{name}: differs from the model by at most {max(one.largest for one in differences):.1e}")
     return {name: [asdict(difference) for difference in differences] for name, differences in checked.items()}

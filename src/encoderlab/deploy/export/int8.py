@@ -62,7 +62,7 @@ def quantize(path: Path, out: Path, check: Check, tolerance: float, say: Say) ->
     for rung in _ladder(path, out, check, before, parts):
         _write(path, out, rung, parts)
         verdict = check.verdict(reference, check.answers(OnnxRun(out)))
-        tried.append({"rung": rung.name, "left": list(rung.left), "bytes": out.stat().st_size} | verdict.record())
+        tried.append({"rung": rung.name, "left": list(rung.left), "bytes": out.stat().st_size} | vars(verdict))
         say(f"int8, {rung.name}: {told(verdict)}")
         if verdict.fall <= tolerance:
             kept = rung.name
@@ -135,6 +135,7 @@ def _write(path: Path, out: Path, rung: Rung, parts: dict[str, list[str]]) -> No
     """Write the graph of a rung."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
     model = onnx.load(path)
     # The quantizer transposes weights, which then contradict the shapes that the exporter noted for them.
@@ -148,7 +149,9 @@ def _write(path: Path, out: Path, rung: Rung, parts: dict[str, list[str]]) -> No
     logger.setLevel(logging.ERROR)
     try:
         if rung.weights_only:
-            _write_weights(model, out)
+            quantizer = MatMulNBitsQuantizer(model, bits=WEIGHTS_ONLY, block_size=BLOCK, is_symmetric=True)
+            quantizer.process()
+            quantizer.model.save_model_to_file(str(out))
             return
         quantize_dynamic(
             model,
@@ -161,14 +164,6 @@ def _write(path: Path, out: Path, rung: Rung, parts: dict[str, list[str]]) -> No
         )
     finally:
         logger.setLevel(level)
-
-
-def _write_weights(model: Any, out: Path) -> None:
-    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
-
-    quantizer = MatMulNBitsQuantizer(model, bits=WEIGHTS_ONLY, block_size=BLOCK, is_symmetric=True)
-    quantizer.process()
-    quantizer.model.save_model_to_file(str(out))
 
 
 def milliseconds(check: Check, *runs: Run) -> dict[str, float]:

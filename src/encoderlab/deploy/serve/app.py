@@ -6,6 +6,7 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from pydantic import TypeAdapter
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,7 +14,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from encoderlab import __version__
-from encoderlab.deploy.serve import page, shapes
+from encoderlab.deploy.serve import page
 from encoderlab.deploy.serve.calls import Call
 from encoderlab.deploy.serve.engine import ComputeThread, Overloaded
 from encoderlab.deploy.serve.handlers import Handler, Handlers
@@ -34,8 +35,6 @@ from encoderlab.deploy.serve.service import Service
 from encoderlab.interchange.heads import NUMBER
 
 COHERE = ("/v1/rerank", "/v2/rerank")
-
-
 BESIDE = "/beside"  # the lane of a second model
 
 
@@ -104,7 +103,8 @@ class Server:
         return self.ready and not self.draining and not self.engine.stuck
 
     def _endpoint(self, path: str, shape: Any, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-        adapter, protocol, method = shapes.adapter(shape), protocol_of(path), path.strip("/") or "task"
+        adapter: TypeAdapter[Any] = TypeAdapter(shape)
+        protocol, method = protocol_of(path), path.strip("/") or "task"
 
         async def endpoint(request: Request) -> Response:
             call = Call(request, self.engine, self.limits, self.lane)

@@ -11,8 +11,8 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from encoderlab.deploy.serve.queue import PADDING, Entry, Queue
 
@@ -22,19 +22,13 @@ Compute = Callable[[str, Sequence[Any]], list[Any]]
 """The results of the works of one kind."""
 
 
-class Computes(Protocol):
-    """What computes works of one model (:class:`encoderlab.deploy.serve.service.Service`)."""
-
-    def compute(self, kind: str, works: Sequence[Any]) -> list[Any]: ...
-
-
-def lanes(models: Mapping[str, Computes]) -> Compute:
+def lanes(models: Mapping[str, Compute]) -> Compute:
     """Several models behind one engine; the kinds of work of each begin with its lane."""
     longest_first = sorted(models, key=len, reverse=True)
 
     def compute(kind: str, works: Sequence[Any]) -> list[Any]:
         lane = next(name for name in longest_first if kind.startswith(name))
-        return models[lane].compute(kind.removeprefix(lane), works)
+        return models[lane](kind.removeprefix(lane), works)
 
     return compute
 
@@ -73,14 +67,6 @@ class PendingRequest:
             entry.dropped = True
 
 
-@dataclass
-class Observers:
-    """What observers are told; see :mod:`encoderlab.deploy.serve.metrics`."""
-
-    batch: Callable[[Sequence[Entry], float], None] = lambda entries, seconds: None
-    last_progress: float = field(default_factory=time.monotonic)
-
-
 class Speed:
     """Tokens per second of the latest batches, each counted with :data:`PADDING` more for what a batch costs besides
     its tokens. So batches of one short text say how fast full ones will be."""
@@ -106,12 +92,16 @@ class ComputeThread:
         compute: the results of a batch.
         budget: tokens of a batch, padding included.
         max_wait: seconds; a request that would wait longer is refused.
+
+    Attributes:
+        batch_done: is told the entries of every batch (:mod:`encoderlab.deploy.serve.metrics`).
     """
 
     def __init__(self, compute: Compute, *, budget: int, max_wait: float) -> None:
         self.compute, self.max_wait = compute, max_wait
         self.queue = Queue(budget=budget)
-        self.watch = Observers()
+        self.batch_done: Callable[[Sequence[Entry]], None] = lambda entries: None
+        self.last_progress = time.monotonic()
         self.speed = Speed()
         self._running = 0  # tokens of the batch that is computed
         self._jobs: dict[Entry, PendingRequest] = {}
@@ -136,7 +126,7 @@ class ComputeThread:
     @property
     def stuck(self) -> bool:
         """Whether work has waited for 30 seconds without being done."""
-        return bool(self._jobs) and time.monotonic() - self.watch.last_progress > 30.0
+        return bool(self._jobs) and time.monotonic() - self.last_progress > 30.0
 
     def check_wait(self, own: int = 0, within: float | None = None) -> None:
         """
@@ -171,13 +161,14 @@ class ComputeThread:
             entries.append(Entry(kind=kind, tokens=size, work=work, due=due, deadline=now + within))
             before += size
         job = PendingRequest(loop.create_future(), loop, entries, now, left=len(entries))
-        job.future.add_done_callback(_noticed)
+        # Take the error of a request whose client has gone, which asyncio would report as forgotten.
+        job.future.add_done_callback(lambda future: future.cancelled() or future.exception())
         if not entries:
             job.future.set_result([])
             return job
         with self._wake:
             if not self._jobs:
-                self.watch.last_progress = now
+                self.last_progress = now
             self.check_wait(before, within)
             self.queue.add(entries)
             self._jobs |= dict.fromkeys(entries, job)
@@ -208,10 +199,9 @@ class ComputeThread:
         except Exception:
             log.exception("a batch of %d failed", len(batch))
             results = [Failed()] * len(batch)
-        seconds = time.monotonic() - started
-        self.speed.add(self._running, seconds)
-        self.watch.last_progress = time.monotonic()
-        self.watch.batch(batch, seconds)
+        self.speed.add(self._running, time.monotonic() - started)
+        self.last_progress = time.monotonic()
+        self.batch_done(batch)
         for entry, result in zip(batch, results, strict=True):
             self._settle(entry, result)
 
@@ -225,12 +215,6 @@ class ComputeThread:
         if job.left == 0:
             job.ended = time.monotonic()
             job.loop.call_soon_threadsafe(_finish, job)
-
-
-def _noticed(future: asyncio.Future[list[Any]]) -> None:
-    """Take the error of a request whose client has gone, which asyncio would report as forgotten."""
-    if not future.cancelled():
-        future.exception()
 
 
 def _finish(job: PendingRequest) -> None:

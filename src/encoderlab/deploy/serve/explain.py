@@ -6,7 +6,6 @@ regression, or the cosine of two texts.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -98,6 +97,13 @@ class Explainer:
 
     def numbers(self, rows: Sequence[TokenRow], targets: Sequence[Target], ids: Tensor | None = None) -> Tensor:
         """The number of each row, (n,); ``ids`` stand in the place of the rows' own."""
+        outputs, real = self.outputs(rows, ids)
+        return torch.stack(
+            [self._number([output[i] for output in outputs], real[i], target) for i, target in enumerate(targets)]
+        )
+
+    def outputs(self, rows: Sequence[TokenRow], ids: Tensor | None = None) -> tuple[tuple[Tensor, ...], Tensor]:
+        """The graph's outputs for rows, and which of their places are tokens: (n, L) bool."""
         pad = self.graph.model.tokenizer.special.pad  # type: ignore[union-attr]
         device = next(self.model.parameters()).device
         tensors = {
@@ -106,11 +112,7 @@ class Explainer:
             "token_type_ids": stack([row.segments for row in rows], 0),
         }
         inputs = {name: value.to(device) for name, value in tensors.items() if name in self.graph.inputs}
-        outputs = self.graph(**inputs)
-        real = inputs["attention_mask"] > 0
-        return torch.stack(
-            [self._number([output[i] for output in outputs], real[i], target) for i, target in enumerate(targets)]
-        )
+        return self.graph(**inputs), inputs["attention_mask"] > 0
 
     def _number(self, outputs: Sequence[Tensor], real: Tensor, target: Target) -> Tensor:
         scores = outputs[0]
@@ -152,7 +154,8 @@ class Explainer:
         begin = table[torch.full_like(places, mask)]
         total = torch.zeros(len(places), device=table.device)
         ends: dict[float, float] = {}
-        for shares in self._chunks(steps, len(ids)):
+        at_once, path = self._rows_at_once(len(ids)), [0.0, 1.0, *((i + 0.5) / steps for i in range(steps))]
+        for shares in (path[i : i + at_once] for i in range(0, len(path), at_once)):
             share = torch.tensor(shares, device=table.device)[:, None, None]
             words = (begin + share * (end - begin)).requires_grad_()
             # The words of every step are rows of their own in a longer table, so that no family needs another way in.
@@ -181,12 +184,9 @@ class Explainer:
             "steps": steps,
         }
 
-    def _chunks(self, steps: int, length: int) -> list[list[float]]:
-        """The places on the path, both ends included, in parts that are computed at once."""
-        places = [0.0, 1.0, *((i + 0.5) / steps for i in range(steps))]
+    def _rows_at_once(self, length: int) -> int:
         outputs = self.model.config.encoder.vocab if self.graph.use == "fill-mask" else 1
-        size = max(1, min(BATCH_TOKENS // length, SCORES // (length * outputs)))
-        return [places[i : i + size] for i in range(0, len(places), size)]
+        return max(1, min(BATCH_TOKENS // length, SCORES // (length * outputs)))
 
     # Leaving words out
 
@@ -208,8 +208,7 @@ class Explainer:
             without.append(row.without(places))
             targets.append(replace(target, places=moved))
             known.append(number)
-        outputs = self.model.config.encoder.vocab if self.graph.use == "fill-mask" else 1
-        size = max(1, min(BATCH_TOKENS // len(row.ids), SCORES // (len(row.ids) * outputs)))
+        size = self._rows_at_once(len(row.ids))
         numbers = np.concatenate(
             [
                 self.numbers(without[i : i + size], targets[i : i + size]).cpu().numpy()
@@ -257,7 +256,3 @@ def _log_odds(scores: Tensor, index: int) -> Tensor:
     """The log-odds of one of several that exclude each other."""
     others = torch.cat([scores[:index], scores[index + 1 :]])
     return scores[index] - others.logsumexp(0) if len(others) else scores[index]
-
-
-def probability(log_odds: float) -> float:
-    return 1 / (1 + math.exp(-min(max(log_odds, -700.0), 700.0)))

@@ -17,6 +17,7 @@ from encoderlab.deploy.serve.texts import words_of
 from encoderlab.deploy.serve.why import ExplanationRequest, rounded
 from encoderlab.interchange.heads import NUMBER
 from encoderlab.tasks.data.examples import Question, TaggedWords, Text
+from encoderlab.tasks.forms.base import Predictions
 
 Handler = Callable[[Any, Call], Awaitable[Any]]
 
@@ -127,10 +128,12 @@ class Handlers:
 
     # Heads
 
-    async def _logits(self, examples: list[Any], call: Call) -> list[np.ndarray]:
-        """The scores of classes of texts."""
-        works, _ = await call.prepared(lambda: self.service.items(examples))
-        return await call.computed(works)
+    async def _decoded(self, examples: list[Any], call: Call) -> Predictions:
+        """The predictions of examples of the model's form."""
+        works, items = await call.prepared(lambda: self.service.items(examples))
+        outputs = await call.computed(works)
+        assert self.service.predictor is not None
+        return self.service.predictor.form.decode(items, outputs, examples)
 
     async def _classes(
         self, pairs: Sequence[Sequence[str]], body: Any, call: Call, function: str | None
@@ -147,8 +150,9 @@ class Handlers:
         if getattr(body, "truncate", None) is False:
             await call.prepared(lambda: self.service.check_lengths(pairs))
         examples = [Text(id="", text=pair[0], pair=pair[1] if len(pair) > 1 else None) for pair in pairs]
+        works, _ = await call.prepared(lambda: self.service.items(examples))
         classes = []
-        for scores in await self._logits(examples, call):
+        for scores in await call.computed(works):
             if function == "none" or self.service.labels == NUMBER:
                 values = scores.tolist()
             elif function is None and self.service.predictor is not None:
@@ -218,10 +222,7 @@ class Handlers:
             for i, words in enumerate(words_by_text)
             if words
         ]
-        works, items = await call.prepared(lambda: self.service.items(examples))
-        outputs = await call.computed(works)
-        assert self.service.predictor is not None
-        predictions = self.service.predictor.form.decode(items, outputs, examples)
+        predictions = await self._decoded(examples, call)
         tags = iter(zip(predictions.values, predictions.details, strict=True))
         parameters = body.parameters or shapes.TagParameters()
         plain, ignored = parameters.aggregation_strategy == "none", parameters.ignore_labels or ["O"]
@@ -237,10 +238,7 @@ class Handlers:
         call.check([asked.question])
         call.check([asked.context])
         examples = [Question(id="q", question=asked.question, passage=asked.context)]
-        works, items = await call.prepared(lambda: self.service.items(examples))
-        outputs = await call.computed(works)
-        assert self.service.predictor is not None
-        predictions = self.service.predictor.form.decode(items, outputs, examples)
+        predictions = await self._decoded(examples, call)
         spans = (predictions.nbest or {}).get("q", [])
         if predictions.values[0] == "":
             spans = sorted(spans, key=lambda span: span["text"] != "")

@@ -36,9 +36,9 @@ class Metrics:
         queued.set_function(lambda: len(engine.queue))
         waiting = Gauge("encoderlab_queue_tokens", "Tokens in the queue.", **own)
         waiting.set_function(lambda: engine.waiting)
-        engine.watch.batch = self.batch
+        engine.batch_done = self.batch
 
-    def batch(self, entries: Sequence[Entry], seconds: float) -> None:
+    def batch(self, entries: Sequence[Entry]) -> None:
         """A batch was computed."""
         tokens, longest = sum(entry.tokens for entry in entries), max(entry.tokens for entry in entries)
         self.batch_size.observe(len(entries))

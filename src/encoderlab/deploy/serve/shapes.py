@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
 Text = StrictStr
 Ids = list[Annotated[StrictInt, Field(ge=0)]]
@@ -146,7 +146,3 @@ class Explain(RequestShape):
     steps: Annotated[int, Field(ge=1, le=128)] = 16
     layer: Annotated[int, Field(ge=1)] = 1
     head: Annotated[int, Field(ge=1)] = 1
-
-
-def adapter(shape: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(shape)

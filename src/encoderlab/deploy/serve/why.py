@@ -192,7 +192,9 @@ class Explanations:
         """The model's answer, or what is asked for."""
         if use == "states":
             other = self._row(replace(asked, texts=asked.texts[1:]), use)
-            vector = _vector(explainer, other)
+            with torch.inference_mode():
+                outputs, real = explainer.outputs([other])
+                vector = inference.pooled(outputs[0], real, explainer.pooling)[0].cpu().numpy()
             return Target(name="nearness of the two texts", vector=vector / max(float(np.linalg.norm(vector)), 1e-12))
         if use == "fill-mask":
             places = np.flatnonzero(row.ids == self.tokenizer.special.mask)
@@ -207,7 +209,7 @@ class Explanations:
         if asked.target is not None:
             return Target(name=asked.target, index=self._label(asked.target))
         with torch.inference_mode():
-            logits = explainer.graph(**_inputs(explainer, row))[0][0]
+            logits = explainer.outputs([row])[0][0][0]
         index = int(logits.argmax())
         return Target(name=self.service.labels[index], index=index)
 
@@ -236,25 +238,6 @@ OF: dict[str, str] = {
     "tagging": "the log-odds",
     "span": "the sum of the log-odds of its start and its end",
 }
-
-
-def _inputs(explainer: Explainer, row: TokenRow) -> dict[str, torch.Tensor]:
-    device = next(explainer.model.parameters()).device
-    arrays = {
-        "input_ids": row.ids,
-        "attention_mask": np.ones_like(row.ids),
-        "token_type_ids": row.segments,
-        "p_mask": np.zeros_like(row.ids),
-    }
-    return {name: torch.from_numpy(arrays[name])[None].to(device) for name in explainer.graph.inputs}
-
-
-@torch.inference_mode()
-def _vector(explainer: Explainer, row: TokenRow) -> np.ndarray:
-    inputs = _inputs(explainer, row)
-    states = explainer.graph(**inputs)[0]
-    vector: np.ndarray = inference.pooled(states, inputs["attention_mask"] > 0, explainer.pooling)[0].cpu().numpy()
-    return vector
 
 
 def rounded(explanation: dict[str, Any]) -> dict[str, Any]:
