@@ -143,12 +143,10 @@ def task(model: Model, path: Path, out: Path, seeds: int) -> dict[str, Any]:
         say=log.info,
     )
     scores = [run.scores["dev"][about.metric] for run in outcome.runs]
-    interval = list(mean_interval(scores)) if len(scores) > 1 else None
-    mean = statistics.fmean(scores)
     return {
         "metric": about.metric,
         "seeds": scores,
-        "mean": mean,
-        "interval": interval,
+        "mean": statistics.fmean(scores),
+        "interval": list(mean_interval(scores)) if len(scores) > 1 else None,
         "examples": [len(train), len(dev)],
     }

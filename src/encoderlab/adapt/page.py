@@ -37,11 +37,7 @@ def page(record: Mapping[str, Any]) -> str:
         for kind, gain in gains.items()
     ]
     tiles = [
-        (
-            NAMES[kind],
-            f"{gain['before']:.2f}→{gain['after']:.2f}",
-            MEASURES[gain["measure"]],
-        )
+        (NAMES[kind], f"{gain['before']:.2f}→{gain['after']:.2f}", MEASURES[gain["measure"]])
         for kind, gain in gains.items()
     ]
     tiles.append(

@@ -132,6 +132,7 @@ class Adaptation:
         self.text.check()
         self._check_readable()
         self.general = SourceText(plan.replay) if plan.replay else None
+        self.kinds = ("domain",) if self.general is None else ("domain", "general")
 
     def _claim(self, plan: AdaptationPlan) -> AdaptationPlan:
         """The plan with the commit of a model of the Hub; the folder is this plan's from now on.
@@ -185,13 +186,9 @@ class Adaptation:
         tokens = self.tokenizer.encode_corpus(self.text.sample)
         unknown = float((tokens.ids == self.tokenizer.special.unk).mean())
         size = sum(len(text.encode()) for text in self.text.sample) / max(len(tokens.ids), 1)
-        self.unknown = unknown
         if unknown > MOST_UNKNOWN or size < FEWEST_BYTES:
-            what = (
-                f"{unknown:.1%} of its tokens are unknown to"
-                if unknown > MOST_UNKNOWN
-                else (f"its tokens have {size:.1f} bytes in")
-            )
+            many = f"{unknown:.1%} of its tokens are unknown to"
+            what = many if unknown > MOST_UNKNOWN else f"its tokens have {size:.1f} bytes in"
             raise DataError(
                 f"{self.text.name}: {what} the model's vocabulary, so it is in another script or kind of text; give "
                 "--vocabulary new, or a model of its language"
@@ -240,8 +237,7 @@ class Adaptation:
             raise ConfigError(
                 f"{path}: was made with other settings or of other text than are there now; choose another --out"
             )
-        results: dict[str, Any] = record["found"]
-        return results
+        return record["found"]  # type: ignore[no-any-return]
 
     def run(self) -> dict[str, Any]:
         """All stages; returns the content of ``adapt.json``.
@@ -290,10 +286,9 @@ class Adaptation:
 
     def _texts(self) -> list[str]:
         """Domain and general text to make a vocabulary of, :data:`SAMPLE` characters at most."""
-        names = ["domain", *(["general"] if self.general is not None else [])]
         texts, taken = [], 0
-        for name in names:
-            for text in read(self._place(name)):
+        for kind in self.kinds:
+            for text in read(self._place(kind)):
                 texts.append(text)
                 taken += len(text)
                 if taken > SAMPLE:
@@ -320,15 +315,13 @@ class Adaptation:
 
     def _build(self) -> dict[str, Any]:
         """The corpus that is trained on."""
-        names = ["domain"]
-        if self.general is not None and self.plan.replay_share:
-            names.append("general")
+        kinds = self.kinds if self.plan.replay_share else ("domain",)
         start, _ = load_pair(self.out / "start")
         place = self.out / "tokenizer"
         tokenizer_of(start).save(place)
         build_corpus(
             BuildSettings(
-                sources=tuple(str(self._place(name)) for name in names),
+                sources=tuple(str(self._place(kind)) for kind in kinds),
                 tokenizer=GivenTokenizer(path=str(place), family=None, lowercase=None),
                 selection=Selection(validation=VALIDATION),
             ),
@@ -388,8 +381,7 @@ class Adaptation:
     def measure(self, when: str, models: Callable[[], tuple[Model, Model | None]]) -> dict[str, Any]:
         """All measures of the model before or after."""
         measured: dict[str, Any] = {}
-        kinds = ["domain", *(["general"] if self.general is not None else [])]
-        for kind in kinds:
+        for kind in self.kinds:
             texts = measure.pieces(read(self._place(f"{kind}-held-out")))
             measured[kind] = self.stage(f"{kind}-{when}", lambda texts=texts: measure.bits(*models(), texts))  # type: ignore[misc]
         if self.plan.pairs:

@@ -31,8 +31,8 @@ HELD_OUT = 0.05  # share of the documents
 class TextAmount:
     """SourceText and characters of a text."""
 
-    documents: int = 0
-    characters: int = 0
+    documents: int
+    characters: int
 
 
 def documents(places: Sequence[str]) -> Iterator[str]:
@@ -137,9 +137,8 @@ def split(text: SourceText, train: Path, held_out: Path, *, share: float = 1.0) 
             (apart if side else kept).write(json.dumps({"text": document}).encode() + b"\n")
     if not counts[1][0] or share and not counts[0][0]:
         raise DataError(f"{text.name}: has too few different documents to hold some out; give more text")
-    return TextAmount(documents=counts[0][0], characters=counts[0][1]), TextAmount(
-        documents=counts[1][0], characters=counts[1][1]
-    )
+    trained, left = (TextAmount(documents=number, characters=characters) for number, characters in counts)
+    return trained, left
 
 
 def read(path: Path) -> list[str]:

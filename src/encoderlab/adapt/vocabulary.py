@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import tokenizers
@@ -87,7 +87,10 @@ def rows(old: Tokenizer, new: Tokenizer, texts: Sequence[str], *, neighbours: bo
     """The source of each row of the tables of ``new``; with ``neighbours``, from near shared tokens."""
     one = np.ones(1)
     known = {token: index for index, token in enumerate(old.tokens) if token}
-    known |= {new.token(getattr(new.special, role)): getattr(old.special, role) for role in _roles(old, new)}
+    for role in ("pad", "unk", "cls", "sep", "mask", "eod"):
+        before, now = getattr(old.special, role), getattr(new.special, role)
+        if before is not None and now is not None:
+            known[new.token(now)] = before
     parts: list[tuple[np.ndarray, np.ndarray] | None] = [
         (np.array([known[token]]), one) if token in known else None for token in new.tokens
     ]
@@ -107,12 +110,6 @@ def rows(old: Tokenizer, new: Tokenizer, texts: Sequence[str], *, neighbours: bo
             parts[index] = (np.asarray(places), np.full(len(places), 1 / len(places)))
             pieces += 1
     return RowOrigins([part for part in parts if part is not None], kept, near, pieces)
-
-
-def _roles(old: Tokenizer, new: Tokenizer) -> list[str]:
-    """The special tokens that both have."""
-    names = ("pad", "unk", "cls", "sep", "mask", "eod")
-    return [name for name in names if getattr(old.special, name) is not None and getattr(new.special, name) is not None]
 
 
 def _near(new: Tokenizer, texts: Sequence[str], shared: np.ndarray) -> list[tuple[int, tuple[np.ndarray, np.ndarray]]]:
@@ -153,15 +150,8 @@ def _near(new: Tokenizer, texts: Sequence[str], shared: np.ndarray) -> list[tupl
 
 
 def transplant(model: Model, tokenizer: Tokenizer, made: RowOrigins) -> Model:
-    """A model with ``tokenizer``, whose tables have the rows ``made`` of those of ``model``; the rest is the same.
-
-    Raises:
-        ConfigError: an adaptive softmax, whose rows are ordered by frequency.
-    """
-    if model.config.encoder.adaptive is not None:
-        raise ConfigError("the words of an adaptive softmax are ordered by frequency; keep the model's vocabulary")
-    table = replace(resized(model.config, vocab=tokenizer.vocab_size))
-    result = Model(table, tokenizer)
+    """A model with ``tokenizer``, whose tables have the rows ``made`` of those of ``model``; the rest is the same."""
+    result = Model(resized(model.config, vocab=tokenizer.vocab_size), tokenizer)
     state = model.state_dict()
     for name in TABLES:
         if name not in state:

@@ -76,7 +76,7 @@ def record(look: Look) -> dict[str, Any]:
         "strongest": strongest(look),
         "by_head": summary,
         "neighbours": look.neighbours,
-        "probes": [probed.record() for probed in look.probes],
+        "probes": [vars(probed) for probed in look.probes],
     }
 
 
@@ -115,16 +115,8 @@ def _probe_charts(looks: Sequence[Look]) -> list[tuple[str, str, Chart | None]]:
         series = []
         for colour, look in enumerate(looks):
             scores = [100 * layer[one.measure] for layer in look.probes[number].layers]
-            points = [
-                Point(
-                    layer,
-                    score,
-                    score,
-                    score,
-                    f"{look.name}, {'layer ' * (layer > 0)}{layer or 'embeddings'}: {score:.1f}",
-                )
-                for layer, score in enumerate(scores)
-            ]
+            names = [f"{look.name}, {'layer ' * (layer > 0)}{layer or 'embeddings'}" for layer in range(len(scores))]
+            points = [Point(at, s, s, s, f"{names[at]}: {s:.1f}") for at, s in enumerate(scores)]
             series.append(Series(name=look.name, colour=colour, points=points, line=True))
         deepest = max(len(look.probes[number].layers) for look in looks) - 1
         for colour, (name, guessed) in enumerate(one.baselines.items(), len(looks)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -25,7 +24,6 @@ RELATIONS = {
 SYNTAX = ("head", "dependents")
 
 
-@dataclass
 class Patterns:
     """Sums over texts, of every layer (N) and head (H); queries are the tokens of words.
 
@@ -34,21 +32,10 @@ class Patterns:
     the first tokens, with the number of texts ``seen`` (64, 64) that are so long.
     """
 
-    layers: int
-    heads: int
-    attending: int
-    queries: int = 0
-    parsed: int = 0
-    entropy: np.ndarray = field(init=False)
-    distance: np.ndarray = field(init=False)
-    near: np.ndarray = field(init=False)
-    far: np.ndarray = field(init=False)
-    relations: dict[str, np.ndarray] = field(init=False)
-    map: np.ndarray = field(init=False)
-    seen: np.ndarray = field(init=False)
-
-    def __post_init__(self) -> None:
-        shape = self.layers, self.heads
+    def __init__(self, layers: int, heads: int, attending: int) -> None:
+        self.layers, self.heads, self.attending = layers, heads, attending
+        self.queries = self.parsed = 0
+        shape = layers, heads
         self.entropy, self.distance, self.near, self.far = (np.zeros(shape) for _ in range(4))
         self.relations = {name: np.zeros(shape) for name in RELATIONS}
         self.map, self.seen = np.zeros((*shape, MAP, MAP), np.float32), np.zeros((MAP, MAP))

@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -46,17 +45,6 @@ class Probed:
     measure: str
     layers: tuple[dict[str, float], ...]
     baselines: dict[str, dict[str, float]]
-
-    def record(self) -> dict[str, Any]:
-        """The scores as plain data."""
-        return {
-            "task": self.task,
-            "labels": self.labels,
-            "words": list(self.words),
-            "measure": self.measure,
-            "layers": list(self.layers),
-            "baselines": self.baselines,
-        }
 
 
 def probe(

@@ -38,10 +38,8 @@ def sentences(source: str, count: int) -> list[Sentence]:
         if not source.strip():
             raise DataError("the text is empty; give a text, or a file with one text per line")
         return [Sentence(source)]
-    if suffix(path) == ".conllu":
-        read = list(islice(_treebank(path), count))
-    else:
-        read = [Sentence(line) for _, line in islice(((n, line) for n, line in lines(path) if line.strip()), count)]
+    plain = (Sentence(line) for _, line in lines(path) if line.strip())
+    read = list(islice(_treebank(path) if suffix(path) == ".conllu" else plain, count))
     if not read:
         raise DataError(f"{path}: has no text; give a file with one text per line")
     return read
