@@ -52,11 +52,7 @@ VERBS: dict[str, tuple[str, str, str]] = {  # verb: group, import string, one li
     "doctor": (STUDY, "doctor:doctor", "Diagnose a run: what is wrong, and what to change."),
     "perplexity": (STUDY, "perplexity:perplexity", "Measure left-to-right language models on a corpus."),
     "study": (STUDY, "study:study", "Compare settings at equal cost over seeds, from a study file."),
-    "minimal-pairs": (
-        STUDY,
-        "minimal_pairs:minimal_pairs",
-        "Score a model on minimal pairs, such as BLiMP.",
-    ),
+    "minimal-pairs": (STUDY, "minimal_pairs:minimal_pairs", "Score a model on minimal pairs, such as BLiMP."),
     "inspect": (STUDY, "inspect:inspect", "Show on one page what every attention head reads."),
     "prune": (USE, "prune:prune", "Remove the attention heads that matter least."),
     "report": (STUDY, "report:report", "Write one self-contained HTML page about one or several runs."),

@@ -153,18 +153,14 @@ def _run(
         )
     if action == "predict":
         return _predict(form, flags)
-    _say_differences(flags, others)
-    task, splits = _splits(flags.datasets, form, *columns)
-    return _train(flags, task, splits)
-
-
-def _say_differences(flags: Flags, others: tuple[str, ...]) -> None:
     if flags.gpus is not None:
         _say_gpus(flags.gpus)
     if flags.epochs is None:
         note(f"--max_epochs is not given: {EPOCHS} epochs (the original would train for 1,000)")
     if "ddp" not in " ".join(others):
         note("training rows are shuffled (the original shuffles only with --strategy=ddp)")
+    task, splits = _splits(flags.datasets, form, *columns)
+    return _train(flags, task, splits)
 
 
 def _say_gpus(gpus: str) -> None:

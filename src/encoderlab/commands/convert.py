@@ -65,56 +65,41 @@ def convert(
     allow_missing
         Fill missing encoder weights with random values instead of refusing.
     """
-
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out}: exists and is not empty; choose another folder")
-    with held_folder(out):
-        return _convert(model, out, to, source, tokenizer, both_heads=both_heads, allow_missing=allow_missing)
-
-
-def _convert(
-    model: Path,
-    out: Path,
-    to: str,
-    source: Source | None,
-    tokenizer: Path | None,
-    *,
-    both_heads: bool,
-    allow_missing: bool,
-) -> dict[str, Any]:
-    """Read the model and write it to ``out``."""
     from encoderlab.interchange import folder, huggingface
     from encoderlab.interchange.load import kind_of
     from encoderlab.tasks.runs.folder import find_task
     from encoderlab.tasks.runs.trials import best_seed
 
-    model = best_seed(model, terminal.say)
-    models, values = _read(model, source, whole=to == "hf", allow_missing=allow_missing)
-    if tokenizer is not None:
-        _give_tokenizer(models, tokenizer)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out}: exists and is not empty; choose another folder")
     notes: list[str] = []
     written = {}
-    task = find_task(model) if kind_of(model) == "encoderlab" else None
-    if task is not None and to == "hf":
-        notes.append(_lost(task))
-    for part, network in models.items():
-        place = out if len(models) == 1 else out / part
-        place.parent.mkdir(parents=True, exist_ok=True)
-        if to == "hf":
-            try:
-                notes += huggingface.save(network, place, both_heads=both_heads)
-            except DataError as error:
-                alone = "" if len(models) == 1 else "; to convert the other network alone, give its own folder"
-                raise DataError(f"{part}: {error}{alone}") from None
-        else:
-            folder.save(network, place, values=values)
-            if task is not None:
-                write_bytes(place / task.name, task.read_bytes())
-                checksums.add(place, task.name)
-        written[part] = str(place)
-        terminal.say(f"{network.config.family} {part} written to {place}")
-        if network.tokenizer is None:
-            notes.append(f"{place} has no tokenizer; give one with --tokenizer")
+    with held_folder(out):
+        model = best_seed(model, terminal.say)
+        models, values = _read(model, source, whole=to == "hf", allow_missing=allow_missing)
+        if tokenizer is not None:
+            _give_tokenizer(models, tokenizer)
+        task = find_task(model) if kind_of(model) == "encoderlab" else None
+        if task is not None and to == "hf":
+            notes.append(_lost(task))
+        for part, network in models.items():
+            place = out if len(models) == 1 else out / part
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if to == "hf":
+                try:
+                    notes += huggingface.save(network, place, both_heads=both_heads)
+                except DataError as error:
+                    alone = "" if len(models) == 1 else "; to convert the other network alone, give its own folder"
+                    raise DataError(f"{part}: {error}{alone}") from None
+            else:
+                folder.save(network, place, values=values)
+                if task is not None:
+                    write_bytes(place / task.name, task.read_bytes())
+                    checksums.add(place, task.name)
+            written[part] = str(place)
+            terminal.say(f"{network.config.family} {part} written to {place}")
+            if network.tokenizer is None:
+                notes.append(f"{place} has no tokenizer; give one with --tokenizer")
     for text in dict.fromkeys(notes):
         terminal.note(f"note: {text}")
     return {"to": to, "written": written, "notes": list(dict.fromkeys(notes))}

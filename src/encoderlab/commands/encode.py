@@ -9,19 +9,17 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from encoderlab.commands.outputs import output
-from encoderlab.commands.precision import Precision, judge
+from encoderlab.commands.precision import Pooling, Precision, judge
 from encoderlab.commands.terminal import json_mode, progress, say, table
 from encoderlab.commands.workers import HERE, WorkerOptions, for_each_file, keep_model, shared_model
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import replace_file
 from encoderlab.tasks.data.records import RECORDS, lines, suffix
-
-Pooling = Literal["mean", "first", "last"]
 
 if TYPE_CHECKING:
     import numpy as np
@@ -159,7 +157,7 @@ def _encode_files(
         suffix=".npy",
         asked={"verb": "encode", "model": which, "pooling": pooling},
         title="encode",
-        sees=[model] if model.exists() else [],
+        model=model,
     )
     count = sum(facts["texts"] for facts in done.facts.values())
     say(f"{count:,} vectors of {width} numbers for {len(done.facts):,} files written to {out}")

@@ -109,9 +109,9 @@ class FinetunePlan:
     adjust: Adjust
     search: Search | None = None
 
-    def once(self) -> FinetunePlan:
-        """The plan with one seed and no search by Optuna, for an intermediate task."""
-        return replace(self, protocol=replace(self.protocol, seeds=1), search=None)
+    def recipe(self, start: Start, job: TaskWithSplits) -> FinetuneRecipe:
+        """The recipe of a task before any search."""
+        return self.adjust(self.protocol.recipe_for(job.task, start.model, len(job.splits["train"])))
 
     def check(self, start: Start, job: TaskWithSplits) -> None:
         """Refuse a recipe that cannot be used for a task.
@@ -119,14 +119,7 @@ class FinetunePlan:
         Raises:
             ConfigError: a field that it does not have, or two that exclude each other.
         """
-        recipe = self.adjust(self.protocol.recipe_for(job.task, start.model, len(job.splits["train"])))
-        recipe.suited(job.task, job.splits["train"])
-
-    def says(self, start: Start, job: TaskWithSplits) -> str:
-        """How long a task is trained, and at which rate, before any search."""
-        examples = len(job.splits["train"])
-        recipe = self.adjust(self.protocol.recipe_for(job.task, start.model, examples))
-        return self.protocol.says(recipe, start.model, examples)
+        self.recipe(start, job).suited(job.task, job.splits["train"])
 
     def taught(self, teaching: Teaching | None) -> FinetunePlan:
         """The plan with a teacher; fields that the user sets are applied after it."""
@@ -321,10 +314,11 @@ class Start:
 def after_tasks(
     names: Sequence[str], data: Path | None, start: Start, plan: FinetunePlan, out: Path, tasks: Tasks | None
 ) -> Start:
-    """The model after training on intermediate tasks, one after the other."""
+    """The model after training on intermediate tasks, one after the other, with one seed and without a search."""
     places = [(name, None if Path(name).is_file() else data) for name in names]
+    plan = replace(plan, protocol=replace(plan.protocol, seeds=1), search=None)
     for job in [job for name, place in places for job in jobs_of(name, place, None, None, Given())]:
-        program = plan.once().program(start, job, out / f"after-{job.task.name}")
+        program = plan.program(start, job, out / f"after-{job.task.name}")
         result = perform_all({"": program}, tasks, note)[""]
         if isinstance(result, Diverged):
             raise result
@@ -380,8 +374,9 @@ def statistics(plan: FinetunePlan, start: Start, job: TaskWithSplits) -> dict[st
     """
     train = job.splits["train"]
     job = replace(job, task=completed(job.task, train))
-    note(f"{job.task.name}: {plan.says(start, job)}")
-    recipe = plan.adjust(plan.protocol.recipe_for(job.task, start.model, len(train))).suited(job.task, train)
+    recipe = plan.recipe(start, job)
+    note(f"{job.task.name}: {plan.protocol.says(recipe, start.model, len(train))}")
+    recipe = recipe.suited(job.task, train)
     by_split: dict[str, Any] = {}
     for name, split in job.splits.items():
         form = form_of(job.task, start.model, recipe.form)

@@ -107,6 +107,7 @@ def costs(road: Road, parameters: Mapping[str, int]) -> dict[str, str]:
     outcome, encoder = road.outcome, road.recipe.model.encoder
     cost = road.recipe.operations(128) * outcome.tokens
     passes = outcome.tokens / road.corpus.num_tokens
+    peak = peak_memory()
     return {
         "Everything, from corpus to report": duration(road.seconds),
         "Pretraining": f"{outcome.step:,} steps, {quantity(outcome.tokens)} tokens ({passes:.2f} passes over the "
@@ -114,7 +115,7 @@ def costs(road: Road, parameters: Mapping[str, int]) -> dict[str, str]:
         "Parameters": f"{parameters['total']:,} ({parameters['encoder.embeddings']:,} in embeddings), "
         f"{encoder.layers} layers of width {encoder.width}",
         "Operations of pretraining": f"{cost:.3g} FLOPs, {cost / max(outcome.seconds, 1e-9) / 1e9:.0f} GFLOP/s",
-        "Largest memory of the process": _memory(),
+        "Largest memory of the process": "not known on this system" if peak is None else f"{peak / 1e9:.2f} GB",
         "Fine-tuning": f"{road.trainings} runs of {road.trained_on:,} examples, by the protocol of encoderlab finetune",
     }
 
@@ -200,8 +201,3 @@ def pieces(tokenizer: Tokenizer, fill: Fill) -> Pieces:
     """The text of ``fill`` with its answer, as the tokenizer splits it."""
     text = fill.text.replace(fill.mask, fill.answer or "")
     return Pieces(text=text, spans=[(int(a), int(b)) for a, b in tokenizer.encode(text).offsets])
-
-
-def _memory() -> str:
-    peak = peak_memory()
-    return "not known on this system" if peak is None else f"{peak / 1e9:.2f} GB"

@@ -27,7 +27,6 @@ from encoderlab.tasks.data.records import is_file_name
 if TYPE_CHECKING:
     from encoderlab.tasks.data.infer import Given
     from encoderlab.tasks.data.task import Split, Task
-    from encoderlab.tasks.forms.base import Predictions
     from encoderlab.tasks.runs.predict import Predictor
 
 DATASET_SPLITS = {"dev": "validation"}  # what datasets calls it
@@ -82,6 +81,7 @@ def evaluate(
     """
     from encoderlab.tasks.data.infer import Given
     from encoderlab.tasks.data.task import is_unlabelled
+    from encoderlab.tasks.forms.table import FORMS
     from encoderlab.tasks.runs.apply import allow_no_answer, predictor_of, renamed
     from encoderlab.tasks.runs.folder import record_of
     from encoderlab.tasks.runs.predict import joint_windows, predict_ensemble
@@ -90,13 +90,8 @@ def evaluate(
     places = [model, *(ensemble or ())]
     members = [predictor_of(place, note) for place in places]
     own = members[0].form.task
-    task, part, names = labelled_data(
-        data,
-        split,
-        folder,
-        own,
-        Given(form=own.form, text=text, pair=pair, label=label, skip_unlabelled=skip_unlabelled),
-    )
+    given = Given(form=own.form, text=text, pair=pair, label=label, skip_unlabelled=skip_unlabelled)
+    task, part, names = labelled_data(data, split, folder, own, given)
     for line in part.remarks:
         note(line)
     for place in places:
@@ -127,7 +122,10 @@ def evaluate(
     if unlabelled:
         note(f"{task.name}: the {split} examples have no labels; nothing to score")
     else:
-        scores = {name: _score(name, task, part, predictions) for name, predictions in scored.items()}
+        for name, predictions in scored.items():
+            scores[name], remarks = FORMS[task.form].score_found(task, part.examples, predictions)
+            for remark in remarks:
+                note(f"{name}: {remark}")
         show_scores(f"{task.name}, {len(part):,} examples (× 100)", scores)
     files = []
     if submission is not None:
@@ -156,15 +154,16 @@ def labelled_data(
     from encoderlab.tasks.runs.apply import fitted, task_of_file
 
     path = local(data)
+    paths: list[Path] | None = None
     if path.is_file():
-        task = task_of_file(path, own, given, note)
-        return task, task.read([path], split, skip_unlabelled=given.skip_unlabelled), {}
-    if is_dataset(path) or folder is None and labelled_files(path):
+        paths = [path]
+    elif is_dataset(path) or folder is None and labelled_files(path):
         files = labelled_files(path)
         name = DATASET_SPLITS.get(split, split)
         paths = files.get(name) or files.get(split) or (files["train"] if list(files) == ["train"] else None)
         if paths is None:
             raise DataError(f"{data}: has the splits {', '.join(files)} and no {name}; name one with --split")
+    if paths is not None:
         task = task_of_file(paths[0], own, given, note)
         return task, task.read(paths, split, skip_unlabelled=given.skip_unlabelled), {}
     if is_file_name(data) or "/" in data:
@@ -173,16 +172,6 @@ def labelled_data(
     if folder is None:
         raise ConfigError(f"{data} is a benchmark; give the folder of its files with --data")
     return task, task.load(folder, split), names
-
-
-def _score(name: str, task: Task, part: Split, predictions: Predictions) -> dict[str, float]:
-    """The scores of the model ``name``; prints warnings about them."""
-    from encoderlab.tasks.forms.table import FORMS
-
-    scores, notes = FORMS[task.form].score_found(task, part.examples, predictions)
-    for remark in notes:
-        note(f"{name}: {remark}")
-    return scores
 
 
 def show_scores(title: str, by_model: Mapping[str, Mapping[str, float]]) -> None:
@@ -357,7 +346,7 @@ def _predict_files(
         suffix=".jsonl",
         asked={"verb": "predict", "model": which, **columns},
         title="predict",
-        sees=[model] if model.exists() else [],
+        model=model,
     )
     count = sum(facts["predictions"] for facts in done.facts.values())
     say(f"{count:,} predictions for {len(done.facts):,} files written to {out}")

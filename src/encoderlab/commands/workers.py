@@ -183,9 +183,9 @@ def for_each_file(
     suffix: str,
     asked: Mapping[str, Any],
     title: str,
-    sees: Sequence[Path] = (),
+    model: Path,
 ) -> Outputs:
-    """Make an output in the folder ``out`` of each file among ``places``, and print what was noticed.
+    """Make an output in the folder ``out`` of each file among ``places`` with ``model``, and print what was noticed.
 
     Raises:
         ConfigError, DataError: wrong folders; or at the end, if some files failed.
@@ -193,8 +193,13 @@ def for_each_file(
     inputs = listed(places, suffix)
     if out is None:
         raise ConfigError(f"{len(inputs)} files need a folder for what is made of them; give --out FOLDER")
-    check_folders(places, out)
-    with held_folder(out), where.tasks([out, *places, *sees]) as tasks, progress(title) as show:
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out}: is a file; name a folder, for one output for each file")
+    for place in places:  # outputs below it would be read next time
+        if place.is_dir() and out.resolve().is_relative_to(place.resolve()):
+            raise ConfigError(f"--out {out}: lies in {place}, whose files are read; give another --out")
+    sees = [out, *places, *([model] if model.exists() else [])]
+    with held_folder(out), where.tasks(sees) as tasks, progress(title) as show:
         done = make_outputs(make, inputs, out, tasks, asked=asked, progress=show)
     for remark, names in done.remarks.items():
         more = f" and {len(names) - 1:,} more files" if len(names) > 1 else ""
@@ -202,20 +207,12 @@ def for_each_file(
     if done.kept:
         note(f"{done.kept:,} of {len(inputs):,} files were done before")
     if done.failed:
-        for why in done.failed.values():
+        reasons = list(done.failed.values())
+        for why in reasons:
             note(f"failed: {why}")
-        some = "; ".join(list(done.failed.values())[:NAMED]) + ("; ..." if len(done.failed) > NAMED else "")
+        some = "; ".join(reasons[:NAMED]) + ("; ..." if len(reasons) > NAMED else "")
         raise DataError(
             f"{len(done.failed):,} of {len(inputs):,} files failed ({some}); the others are in {out}; mend these, and "
             "run the same command again"
         )
     return done
-
-
-def check_folders(places: Sequence[Path], out: Path) -> None:
-    """Refuse an output folder that is a file, an input, or below an input folder, where it would be read next time."""
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {out}: is a file; name a folder, for one output for each file")
-    for place in places:
-        if place.is_dir() and out.resolve().is_relative_to(place.resolve()):
-            raise ConfigError(f"--out {out}: lies in {place}, whose files are read; give another --out")
