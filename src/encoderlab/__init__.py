@@ -1,5 +1,6 @@
 """encoderlab: raw text to a pretrained, fine-tuned and measured text encoder, for the whole BERT family."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from encoderlab.processor import avoid_broken_amx
@@ -17,15 +18,10 @@ avoid_broken_amx()
 
 def __getattr__(name: str) -> object:
     """Import ``build`` and ``load`` when they are first used, because they import torch."""
-    if name == "build":
-        from encoderlab.model import build
-
-        return build
-    if name == "load":
-        from encoderlab.interchange.load import load
-
-        return load
-    raise AttributeError(f"module 'encoderlab' has no attribute {name!r}")
+    if name not in ("build", "load"):
+        raise AttributeError(f"module 'encoderlab' has no attribute {name!r}")
+    module = import_module("encoderlab.model" if name == "build" else "encoderlab.interchange.load")
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -196,7 +196,7 @@ def encode_parts(model: Model, texts: Iterable[str], *, pooling: Pooling = "mean
     kernels.keep_memory()
     tokenizer = tokenizer_of(model)
     model = reading_apart(model)
-    longest = limit(model)
+    longest, device = limit(model), next(model.parameters()).device
     room = tokenizer.spans(longest, max_length=longest).a
     left, cut, number, wrong = iter(texts), 0, 0, 0
     while part := list(islice(left, PART)):
@@ -204,26 +204,19 @@ def encode_parts(model: Model, texts: Iterable[str], *, pooling: Pooling = "mean
         cut += sum(len(encoding) > room for encoding in encodings)
         number += len(part)
         framed = [tokenizer.frame(encoding.ids, max_length=longest) for encoding in encodings]
+        vectors = np.empty((len(framed), model.config.encoder.width), np.float32)
         with evaluating(model):
-            vectors = _encode(model, framed, pooling)
+            for batch in batches(tokenizer, framed, batch_tokens(device)):
+                batch = batch.to(device)
+                last = model.encoder(batch.ids, doc=batch.documents, segments=batch.segments).last.float()
+                assert batch.on_host.rows is not None
+                vectors[batch.on_host.rows.numpy()] = pooled(last, batch.doc >= 0, pooling).cpu().numpy()
         wrong += int((~np.isfinite(vectors)).any(1).sum())
         yield vectors
     if wrong:
         log.warning("%d of %d vectors are not finite: they mean nothing; use another checkpoint", wrong, number)
     if cut:
         log.warning("%d of %d texts are longer than %d tokens: only their beginning is used", cut, number, room)
-
-
-def _encode(model: Model, framed: Sequence[tuple[np.ndarray, np.ndarray]], pooling: Pooling) -> np.ndarray:
-    """The vectors of framed texts, (n, D) float32."""
-    out = np.empty((len(framed), model.config.encoder.width), np.float32)
-    device = next(model.parameters()).device
-    for batch in batches(tokenizer_of(model), framed, batch_tokens(device)):
-        batch = batch.to(device)
-        last = model.encoder(batch.ids, doc=batch.documents, segments=batch.segments).last.float()
-        assert batch.on_host.rows is not None
-        out[batch.on_host.rows.numpy()] = pooled(last, batch.doc >= 0, pooling).cpu().numpy()
-    return out
 
 
 def pooled(states: Tensor, real: Tensor, pooling: Pooling) -> Tensor:
@@ -293,7 +286,9 @@ def fill_mask(
         filled = ids.copy()
         filled[place] = token
         word = tokenizer.decode([token], skip_special=False).strip()
-        return Guess(score, token, word or tokenizer.token(token), _readable(tokenizer, filled[own]))
+        # WordPiece leaves spaces between Chinese characters.
+        sequence = _CHINESE_GAP.sub("", tokenizer.decode(filled[own], skip_special=False)).strip()
+        return Guess(score, token, word or tokenizer.token(token), sequence)
 
     return [
         [guess(int(place), token, score) for token, score in zip(of_place, their_scores, strict=True)]
@@ -323,11 +318,6 @@ def _window(masked: np.ndarray, length: int, room: int) -> int:
     if length > room:
         log.warning("the text has %d tokens: only tokens %d to %d are used", length, begin + 1, begin + room)
     return begin
-
-
-def _readable(tokenizer: Tokenizer, ids: np.ndarray) -> str:
-    """Text of token ids, without the spaces that WordPiece leaves between Chinese characters."""
-    return _CHINESE_GAP.sub("", tokenizer.decode(ids, skip_special=False)).strip()
 
 
 def _token_probabilities(model: Model, batch: Batch, places: Tensor) -> Tensor:

@@ -35,16 +35,11 @@ def watch(path: Path, size: int) -> None:
 def _end(number: int) -> None:
     """Write the line and end the process, as the command line does with an error of the data."""
     try:
-        lines = [
-            str(truncated(path, now, size))
-            for path, size in list(_sizes.items())
-            if path.exists() and (now := path.stat().st_size) < size
-        ]
-        line = (
-            lines[0]
-            if lines
-            else "a file mapped into memory cannot be read or written: it was truncated, or its disk is full"
-        )
+        line = "a file mapped into memory cannot be read or written: it was truncated, or its disk is full"
+        for path, size in list(_sizes.items()):
+            if path.exists() and (now := path.stat().st_size) < size:
+                line = str(truncated(path, now, size))
+                break
         os.write(2, f"\nerror: {line}\n".encode(errors="replace"))
     finally:
         os._exit(DataError.code)

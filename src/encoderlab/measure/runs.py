@@ -7,7 +7,7 @@ import math
 import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +50,9 @@ class RunRecord:
     @property
     def term(self) -> str:
         """The loss that predicts words, which bits per byte are computed from; else the first loss."""
-        lines = [*self.train, *self.valid]
-        for prefix in ("bits_per_byte.", "losses."):
-            for line in lines:
-                for key in line:
-                    if key.startswith(prefix):
-                        return key.removeprefix(prefix)
-        return "loss"
+        prefixes, lines = ("bits_per_byte.", "losses."), (*self.train, *self.valid)
+        keys = ((key, start) for start in prefixes for line in lines for key in line if key.startswith(start))
+        return next((key.removeprefix(start) for key, start in keys), "loss")
 
 
 def read_run(folder: Path) -> RunRecord:
@@ -108,11 +104,10 @@ def metrics(records: Sequence[RunRecord], references: Sequence[tuple[str, float]
         return kind.capitalize() if len(alike) == 1 else f"{_words(key)} {kind}"
 
     losses, shares, bits = of("losses."), of("accuracy."), of("bits_per_byte.")
-    curves = [Metric(key=key, label=label(key, "loss", losses)) for key in losses]
-    curves = [
-        replace(metric, references=tuple(references)) if metric.key.removeprefix("losses.") in main else metric
-        for metric in curves
-    ]
+    curves = []
+    for key in losses:
+        drawn = tuple(references) if key.removeprefix("losses.") in main else ()
+        curves.append(Metric(key=key, label=label(key, "loss", losses), references=drawn))
     for key in shares:
         kind = "share" if key.replace("accuracy.", "losses.") in counted else "accuracy"
         curves.append(Metric(key=key, label=label(key, kind, shares), kind="percent", from_zero=True))

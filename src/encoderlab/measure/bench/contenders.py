@@ -33,6 +33,21 @@ from encoderlab.train.engine import compile_layers
 LR, SEED = 1e-4, 0
 
 
+def quiet_transformers() -> Any:
+    """The library ``transformers`` without its messages.
+
+    Raises:
+        MissingDependency: it is not installed.
+    """
+    try:
+        import transformers
+    except ImportError:
+        raise MissingDependency("transformers", "hf", "comparing with transformers") from None
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return transformers
+
+
 def objective_of(case: Case, vocabulary: Vocabulary) -> Objective:
     """The case's networks under our objective, with the same weights for every contender."""
     model = Model(case.model).initialize(SEED)
@@ -73,13 +88,7 @@ class Theirs:
     """The same step with ``transformers``, from the same weights, which travel through a folder."""
 
     def __init__(self, case: Case, vocabulary: Vocabulary, *, compile: bool = False) -> None:
-        try:
-            import transformers
-        except ImportError:
-            raise MissingDependency("transformers", "hf", "comparing with transformers") from None
-        transformers.logging.set_verbosity_error()
-        transformers.logging.disable_progress_bar()
-        self.case, self.transformers, self.pad = case, transformers, vocabulary.pad
+        self.case, self.transformers, self.pad = case, quiet_transformers(), vocabulary.pad
         objective = objective_of(case, vocabulary)
         models = objective.models() | ({"teacher": objective.teacher} if isinstance(objective, Distill) else {})
         networks = {name: self._load(model) for name, model in models.items()}

@@ -23,6 +23,7 @@ from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import EncoderlabError, MissingDependency
 from encoderlab.inference import batch_tokens, batches, device_name, usual_device
 from encoderlab.interchange import huggingface
+from encoderlab.measure.bench.contenders import quiet_transformers
 from encoderlab.measure.bench.families import Case
 from encoderlab.model import Model
 from encoderlab.nn import kernels
@@ -31,8 +32,6 @@ from encoderlab.train.precision import products
 from encoderlab.train.recipe import Precision
 
 Texts = list[tuple[np.ndarray, np.ndarray]]  # framed: ids and segments
-
-
 Play = Callable[[], None]
 """Computes the states of all texts, by one contender."""
 
@@ -208,12 +207,7 @@ class _Theirs(nn.Module):
 
     def __init__(self, model: Model, place: Path) -> None:
         super().__init__()
-        try:
-            import transformers
-        except ImportError:
-            raise MissingDependency("transformers", "hf", "comparing with transformers") from None
-        transformers.logging.set_verbosity_error()
-        transformers.logging.disable_progress_bar()
+        transformers = quiet_transformers()
         huggingface.save(model, place / "model")
         self.network = transformers.AutoModel.from_pretrained(place / "model").eval()
         encoder = model.config.encoder

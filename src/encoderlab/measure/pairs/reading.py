@@ -40,16 +40,13 @@ def find(places: Sequence[Path]) -> list[Path]:
     for place in places:
         if not place.exists():
             raise DataError(f"{place}: no such file or folder; give files of minimal pairs, such as BLiMP's .jsonl")
-        inside = sorted(path for path in place.rglob("*") if _is_data(path, place)) if place.is_dir() else [place]
+        files = (path for path in sorted(place.rglob("*")) if path.is_file() and suffix(path) in KINDS)
+        shown = [path for path in files if "/." not in f"/{path.relative_to(place).as_posix()}"]
+        inside = shown if place.is_dir() else [place]
         if not inside:
             raise DataError(f"{place}: has no file of pairs ({', '.join(KINDS)}); give a folder with such files")
         paths += inside
     return paths
-
-
-def _is_data(path: Path, folder: Path) -> bool:
-    hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-    return path.is_file() and suffix(path) in KINDS and not hidden
 
 
 def read(path: Path, *, bad_first: bool = False) -> Iterator[Pair]:
