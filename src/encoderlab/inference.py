@@ -127,6 +127,15 @@ def batch_tokens(device: torch.device) -> int:
     return BATCH_TOKENS if device.type == "cpu" else GPU_BATCH_TOKENS
 
 
+def by_length(lengths: Sequence[int], budget: int = BATCH_TOKENS) -> Iterator[list[int]]:
+    """Places of sequences in batches of at most ``budget`` tokens with padding, longest first."""
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    while order:
+        count = max(1, budget // max(1, lengths[order[0]]))
+        yield order[:count]
+        order = order[count:]
+
+
 def batches(
     tokenizer: Tokenizer, framed: Sequence[tuple[np.ndarray, np.ndarray]], budget: int = BATCH_TOKENS
 ) -> Iterator[Batch]:
@@ -134,14 +143,9 @@ def batches(
 
     ``rows`` of a batch are the indices of its texts.
     """
-    order = sorted(range(len(framed)), key=lambda i: -len(framed[i][0]))
-    start = 0
-    while start < len(order):
-        length = max(1, len(framed[order[start]][0]))
-        index = order[start : start + max(1, budget // length)]
-        start += len(index)
+    side = tokenizer.padding_side
+    for index in by_length([len(ids) for ids, _ in framed], budget):
         ids = [framed[i][0] for i in index]
-        side = tokenizer.padding_side
         yield Batch(
             ids=stack(ids, tokenizer.special.pad, side=side),
             doc=stack([np.zeros(len(x), np.int32) for x in ids], -1, side=side, dtype=np.int32),

@@ -13,7 +13,7 @@ from encoderlab.errors import ConfigError, DataError, Stopped
 from encoderlab.execution.cluster import Need, tasks_on
 from encoderlab.execution.local import Job, local
 from encoderlab.execution.workers import cores
-from encoderlab.files import held_folder, write_json
+from encoderlab.files import held_folder, write_json, write_text
 from encoderlab.train.units import duration
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def study(
     retry
         Run failed cells again.
     """
-    from encoderlab.study.page import write
+    from encoderlab.study.page import render
     from encoderlab.study.plan import StudyPlan
     from encoderlab.study.run import record, run
 
@@ -79,7 +79,7 @@ def study(
             results = run(plan, out if where.on == "local" else out.resolve(), execute, retry=retry, say=terminal.note)
         summary = record(results)
         write_json(out / "results.json", summary)
-        write(results, out / "study.html")
+        write_text(out / "study.html", render(results))
     _show(results)
     terminal.say(f"results in {out / 'results.json'}, page in {out / 'study.html'}")
     if results.failed and not results.done and not results.missing:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,21 +10,12 @@ import torch
 
 from encoderlab.batches.batch import stack
 from encoderlab.deploy.graph import Arrays, Run
-from encoderlab.inference import BATCH_TOKENS
+from encoderlab.inference import BATCH_TOKENS, by_length
 from encoderlab.model import Model
 from encoderlab.tasks.forms.base import Form
 from encoderlab.tasks.forms.batching import Encoded, Item
 from encoderlab.tasks.forms.span import Candidates, SpanForm
 from encoderlab.tasks.forms.texts import TextForm
-
-
-def by_length(lengths: Sequence[int], budget: int = BATCH_TOKENS) -> Iterator[list[int]]:
-    """Places of sequences in batches of at most ``budget`` tokens with padding, longest first."""
-    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-    while order:
-        count = max(1, budget // max(1, lengths[order[0]]))
-        yield order[:count]
-        order = order[count:]
 
 
 def inputs_of(ids: Sequence[np.ndarray], segments: Sequence[np.ndarray], pad: int) -> Arrays:

@@ -5,6 +5,7 @@ about it, or several fine-tunings side by side.
 from __future__ import annotations
 
 import shlex
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -214,25 +215,21 @@ def protocol_note(tuning: Finetuning) -> str:
 
 def _all_scores(tuning: Finetuning) -> list[tuple[str, list[str]]]:
     """Every metric of every split: of the model, of fresh weights, of the baselines."""
-    rows = []
-    several = tuning.fresh is not None or bool(tuning.record.get("baselines"))
+    baselines = tuning.record.get("baselines", {})
+    several = tuning.fresh is not None or bool(baselines)
+    values: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(dict)  # by metric and system, then split
     for system, one in tuning.systems():
-        measured = list(
-            dict.fromkeys(metric for split in tuning.splits for metric in one.record["scores"].get(split, {}))
-        )
-        for metric in measured:
-            values = {split: one.scores(split, metric) for split in tuning.splits if split in one.record["scores"]}
-            cells = [_cell(metric, values.get(split, [])) for split in tuning.splits]
-            rows.append((f"{metric}, {system}" if several else metric, cells))
-    for name in dict.fromkeys(name for scores in tuning.record.get("baselines", {}).values() for name in scores):
-        by_split = {split: scores.get(name, {}) for split, scores in tuning.record["baselines"].items()}
-        for metric in dict.fromkeys(metric for scores in by_split.values() for metric in scores):
-            cells = [
-                _cell(metric, [scores[metric]] if metric in (scores := by_split.get(split, {})) else [])
-                for split in tuning.splits
-            ]
-            rows.append((f"{metric}, {name}", cells))
-    return rows
+        for split in tuning.splits:
+            for metric in one.record["scores"].get(split, {}):
+                values[metric, system][split] = one.scores(split, metric)
+    for name in dict.fromkeys(name for scores in baselines.values() for name in scores):
+        for split, scores in baselines.items():
+            for metric, score in scores.get(name, {}).items():
+                values[metric, name][split] = [score]
+    return [
+        (f"{metric}, {who}" if several else metric, [_cell(metric, of.get(split, [])) for split in tuning.splits])
+        for (metric, who), of in values.items()
+    ]
 
 
 def _cell(metric: str, values: Sequence[float]) -> str:

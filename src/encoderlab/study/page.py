@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from encoderlab.files import finite, write_text
+from encoderlab.files import finite
 from encoderlab.pages.charts import Chart, Point, Series, chart, mean_curve
 from encoderlab.pages.template import render as fill
 from encoderlab.study.file import Finetune
@@ -18,11 +17,6 @@ from encoderlab.study.statistics import Comparison
 from encoderlab.train.units import duration
 
 POINTS = 40  # of a learning curve
-
-
-def write(results: Results, path: Path) -> None:
-    """Write the page, atomically."""
-    write_text(path, render(results))
 
 
 def render(results: Results) -> str:

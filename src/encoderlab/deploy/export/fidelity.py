@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from encoderlab.deploy.graph import Arrays, Graph, Run
-from encoderlab.deploy.reading import TaskReader, by_length, inputs_of
-from encoderlab.inference import BATCH_TOKENS, Pooling, pooled, tokenizer_of
+from encoderlab.deploy.reading import TaskReader, inputs_of
+from encoderlab.inference import BATCH_TOKENS, Pooling, by_length, pooled, tokenizer_of
 from encoderlab.seeds import generator
 from encoderlab.tasks.data.examples import Example
 from encoderlab.tasks.data.task import Task, is_unlabelled
@@ -207,19 +207,18 @@ class MaskCheck(_TextCheck):
             self.hidden.append(ids[places])
             ids[places] = self.special.mask
 
-    def answers(self, run: Run, first: int | None = None) -> list[np.ndarray]:
-        guesses: dict[int, np.ndarray] = {}
+    def _hidden_logits(self, run: Run, first: int | None) -> Iterator[tuple[int, np.ndarray]]:
+        """Texts by number, batch by batch, with the scores at their hidden places."""
         for index, inputs in self._batches(first):
             logits = run(inputs)["logits"]
-            guesses |= {i: logits[row, self.places[i]].argmax(-1) for row, i in enumerate(index)}
+            yield from ((i, logits[row, self.places[i]]) for row, i in enumerate(index))
+
+    def answers(self, run: Run, first: int | None = None) -> list[np.ndarray]:
+        guesses = {i: logits.argmax(-1) for i, logits in self._hidden_logits(run, first)}
         return [guesses[i] for i in range(len(guesses))]
 
     def raw(self, run: Run, first: int) -> np.ndarray:
-        numbers = []
-        for index, inputs in self._batches(first):
-            logits = run(inputs)["logits"]
-            numbers += [np.ravel(logits[row, self.places[i]]) for row, i in enumerate(index)]
-        return np.concatenate(numbers)
+        return np.concatenate([np.ravel(logits) for _, logits in self._hidden_logits(run, first)])
 
     def agreement(self, before: list[np.ndarray], after: list[np.ndarray], chosen: np.ndarray) -> float:
         return float(np.mean(np.concatenate([before[i] == after[i] for i in chosen])))

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
-from encoderlab.batches.batch import stack
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.deploy.graph import Graph
+from encoderlab.deploy.reading import inputs_of
 from encoderlab.errors import ConfigError
 from encoderlab.inference import BATCH_TOKENS, Pooling, pooled
 from encoderlab.nn.heads import LMHead
@@ -106,12 +106,11 @@ class Explainer:
         """The graph's outputs for rows, and which of their places are tokens: (n, L) bool."""
         pad = self.graph.model.tokenizer.special.pad  # type: ignore[union-attr]
         device = next(self.model.parameters()).device
-        tensors = {
-            "input_ids": stack([row.ids for row in rows], pad) if ids is None else ids,
-            "attention_mask": stack([np.ones(len(row.ids)) for row in rows], 0),
-            "token_type_ids": stack([row.segments for row in rows], 0),
-        }
-        inputs = {name: value.to(device) for name, value in tensors.items() if name in self.graph.inputs}
+        arrays = inputs_of([row.ids for row in rows], [row.segments for row in rows], pad)
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items() if name in self.graph.inputs}
+        inputs = {name: tensor.to(device) for name, tensor in tensors.items()}
+        if ids is not None:
+            inputs["input_ids"] = ids.to(device)
         return self.graph(**inputs), inputs["attention_mask"] > 0
 
     def _number(self, outputs: Sequence[Tensor], real: Tensor, target: Target) -> Tensor:
