@@ -90,12 +90,15 @@ def minimal_pairs(
     tokenizer = tokenizer_of(network)
     limits = [scorer.longest for scorer in scorers if scorer.longest is not None]
     surveyed = survey(files, tokenizer, longest=min(limits, default=None), skip_long=skip_long, bad_first=bad_first)
-    for line in _remarks(surveyed.equal, surveyed.long):
-        terminal.note(line)
+    equal, long = "of two equal sentences, which tie", "longer than the model reads, left out"
+    for places, what in ((surveyed.equal, equal), (surveyed.long, long)):
+        if places:
+            shown = ", ".join(places[:3]) + (" ..." if len(places) > 3 else "")
+            terminal.note(f"{len(places):,} pair{'s' * (len(places) > 1)} {what}: {shown}")
     ties: Ties = "right" if official else "half"
     settings: dict[str, Any] = {"ties": ties, "length_power": length_power, "bad_first": bad_first}
     with output(out, "pairs", *data), terminal.progress("minimal pairs") as show:
-        result = evaluate_files(
+        tables = evaluate_files(
             scorers,
             files,
             tokenizer,
@@ -105,22 +108,10 @@ def minimal_pairs(
             progress=lambda done, total: show("scored", done, total),
             **settings,
         )
-        tables = dict(result)
         if corpus is not None:
             tables |= baselines_of(corpus, files, surveyed, progress=show, **settings)
     _show(tables, surveyed.paradigms, str(model))
     return _record(tables, surveyed.paradigms, scoring, length_power, surveyed.equal, surveyed.long)
-
-
-def _remarks(equal: list[str], long: list[str]) -> list[str]:
-    """Remarks on the pairs for the reader of the scores."""
-    kinds = ((equal, "of two equal sentences, which tie"), (long, "longer than the model reads, left out"))
-    return [
-        f"{len(places):,} pair{'s' * (len(places) > 1)} {what}: {', '.join(places[:3])}"
-        + (" ..." if len(places) > 3 else "")
-        for places, what in kinds
-        if places
-    ]
 
 
 def _show(tables: dict[str, Table], phenomena: dict[str, str], title: str) -> None:

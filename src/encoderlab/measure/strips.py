@@ -33,7 +33,9 @@ class Strip:
 
 def strip(task: TaskScores) -> Strip:
     """The plot of the scores of a task."""
-    axis = _axis(*_focus(task.methods))
+    low, high = _focus(task.methods)
+    room = 0.07 * ((high - low) or abs(high) or 1.0)
+    axis = _Axis(low - room, high + room, round_values(low - room, high + room, 4))
     colours = iter(range(sum(method.ours for method in task.methods) - 1, -1, -1))  # the last of ours has the first one
     best = max(interval(method.scores)[0] for method in task.methods)
     verdict, kind = _judgement(task)
@@ -102,12 +104,6 @@ class _Axis:
     def at(self, value: float) -> str:
         """The place of ``value`` in CSS; values outside the axis are placed at its end."""
         return f"{100 * (min(max(value, self.low), self.high) - self.low) / (self.high - self.low):.2f}%"
-
-
-def _axis(low: float, high: float) -> _Axis:
-    """An axis that holds both values with some room."""
-    room = 0.07 * ((high - low) or abs(high) or 1.0)
-    return _Axis(low - room, high + room, round_values(low - room, high + room, 4))
 
 
 def _judgement(task: TaskScores) -> tuple[str, str]:
