@@ -11,8 +11,9 @@ import subprocess
 
 import pytest
 
+from encoderlab.files import write_text
 from encoderlab.measure.curves import MAX_POINTS
-from encoderlab.measure.html_page import render, write
+from encoderlab.measure.html_page import render
 from encoderlab.measure.report import Fill, MethodScores, Metric, Pieces, Report, Run, TaskScores, difference, interval
 
 
@@ -235,7 +236,7 @@ def test_the_scale_of_shares_ends_at_0_and_1():
 
 
 def test_write_replaces_the_file_in_one_step(tmp_path):
-    write(example(), tmp_path / "report.html")
+    write_text(tmp_path / "report.html", render(example()))
     assert [entry.name for entry in tmp_path.iterdir()] == ["report.html"]
 
 

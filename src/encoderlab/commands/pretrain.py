@@ -14,6 +14,7 @@ from cyclopts import Parameter
 from encoderlab.commands import settings
 from encoderlab.commands.terminal import note, say, table
 from encoderlab.errors import ConfigError
+from encoderlab.files import write_text
 from encoderlab.train.units import duration
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def pretrain(
     from encoderlab.corpus.shards import Corpus
     from encoderlab.measure import runs
     from encoderlab.measure.estimate import peak
-    from encoderlab.measure.html_page import write
+    from encoderlab.measure.html_page import render
     from encoderlab.measure.pairs.validation import validation_scores
     from encoderlab.train.distributed import join
     from encoderlab.train.pretraining import pretrain as run
@@ -119,7 +120,7 @@ def pretrain(
     outcome = run(recipe, corpus, out, session=session, branch_from=branch_from, peak=peak, score=validation_scores)
     if join(recipe.execution.device).main:
         page = runs.report([out], counts=Corpus(corpus).counts())
-        write(page, out / "report.html")
+        write_text(out / "report.html", render(page))
         say(page.verdict)
         say(f"model in {out / 'model'}, report in {out / 'report.html'}")
     return {

@@ -25,7 +25,7 @@ from encoderlab.execution.workers import cores
 from encoderlab.files import finite, write_text
 from encoderlab.interchange.load import load
 from encoderlab.measure.finetuning import PRETRAINED, WITHOUT
-from encoderlab.measure.html_page import write
+from encoderlab.measure.html_page import render
 from encoderlab.measure.report import Fill, MethodScores, TaskScores
 from encoderlab.model import Model
 from encoderlab.models.base import resized
@@ -126,7 +126,7 @@ def walk(chosen: QuickstartPlan, out: Path, seed: int, command: str) -> dict[str
         seconds=time.monotonic() - begin,
     )
     page = report(road)
-    write(page, out / "report.html")
+    write_text(out / "report.html", render(page))
     summary = summary_of(road)
     write_text(out / "summary.json", json.dumps(finite(summary), indent=1, default=str) + "\n")
     show(road, page.verdict)

@@ -8,6 +8,7 @@ from typing import Any
 from encoderlab.commands.outputs import output
 from encoderlab.commands.terminal import say, table
 from encoderlab.errors import ConfigError, DataError
+from encoderlab.files import write_text
 
 
 def report(
@@ -44,8 +45,11 @@ def report(
         raise ConfigError(f"{tuned[0]} is a fine-tuning and {other} is not; give runs of one kind for a page")
     if tuned and corpus is not None:
         raise ConfigError("--corpus is for runs of pretraining; leave it out")
-    with output(out or own, "page", own=own):
-        return _write_finetuning(runs, out or own, title) if tuned else _write(runs, out or own, corpus, title)
+    path = out or own
+    with output(path, "page", own=own):
+        verdict = _write_finetuning(runs, path, title) if tuned else _write(runs, path, corpus, title)
+    say(f"report written to {path}")
+    return {"report": path, "runs": [str(run) for run in runs], "verdict": verdict}
 
 
 def _is_finetuning(folder: Path) -> bool:
@@ -55,22 +59,21 @@ def _is_finetuning(folder: Path) -> bool:
     )
 
 
-def _write_finetuning(folders: list[Path], path: Path, title: str | None) -> dict[str, Any]:
-    """Write the page and print its verdict and its scores."""
+def _write_finetuning(folders: list[Path], path: Path, title: str | None) -> str:
+    """Write the page, print its verdict and its scores, and return the verdict."""
     from encoderlab.measure.finetuning_page import write
 
     page = write(folders, path, title=title)
     say(page.verdict)
     table("scores × 100", ["", *page.head], [[name, *cells] for name, cells in page.rows])
-    say(f"report written to {path}")
-    return {"report": path, "runs": [str(folder) for folder in folders], "verdict": page.verdict}
+    return page.verdict
 
 
-def _write(runs: list[Path], path: Path, corpus: Path | None, title: str | None) -> dict[str, Any]:
-    """Write the page and print its verdict."""
+def _write(runs: list[Path], path: Path, corpus: Path | None, title: str | None) -> str:
+    """Write the page, print its verdict, and return it."""
     from encoderlab.corpus.shards import Corpus
     from encoderlab.measure import runs as run_folders
-    from encoderlab.measure.html_page import write
+    from encoderlab.measure.html_page import render
     from encoderlab.measure.report import columns
     from encoderlab.train.evidence import check_corpus
 
@@ -80,10 +83,9 @@ def _write(runs: list[Path], path: Path, corpus: Path | None, title: str | None)
         for run in runs:
             check_corpus(run, corpus)
     page = run_folders.report(runs, counts=counts, title=title)
-    write(page, path)
+    write_text(path, render(page))
     say(page.verdict)
     if page.compared:
         head, rows = columns(page.compared)
         table("", ["run", *head], [[run, *row] for run, row in rows.items()])
-    say(f"report written to {path}")
-    return {"report": path, "runs": [str(run) for run in runs], "verdict": page.verdict}
+    return page.verdict

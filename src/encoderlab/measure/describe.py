@@ -87,19 +87,13 @@ def _node(name: str, module: nn.Module, seen: set[int]) -> Node:
         below = _node(child_name, child, seen)
         node.parameters += below.parameters
         last = node.children[-1] if node.children else None
-        if last is not None and _alike(last, below):
+        if last is not None and last.name.isdigit() and below.name.isdigit() and _parts(last) == _parts(below):
             last.times += 1
         elif below.parameters or below.children:
             node.children.append(below)
     return node
 
 
-def _alike(one: Node, two: Node) -> bool:
-    """Whether two neighbours differ in their number only."""
-    return (
-        one.name.isdigit()
-        and two.name.isdigit()
-        and one.shapes == two.shapes
-        and one.parameters == two.parameters
-        and [(c.name, c.shapes) for c in one.children] == [(c.name, c.shapes) for c in two.children]
-    )
+def _parts(node: Node) -> tuple[Any, ...]:
+    """What numbered neighbours that are listed once have in common."""
+    return node.shapes, node.parameters, [(child.name, child.shapes) for child in node.children]

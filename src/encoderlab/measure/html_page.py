@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from encoderlab.files import write_text
 from encoderlab.measure.curves import page_data
 from encoderlab.measure.report import Report, columns
 from encoderlab.measure.strips import strip
 from encoderlab.pages.template import render as fill
-
-
-def write(report: Report, path: Path) -> None:
-    """Write the page, atomically."""
-    write_text(path, render(report))
 
 
 def render(report: Report) -> str:

@@ -31,12 +31,12 @@ from encoderlab.measure.runs import RunRecord, asked, read_run
 from encoderlab.model import count_parameters
 from encoderlab.study.file import Finetune, Measure, Pairs, Probe
 from encoderlab.study.plan import task_fields
-from encoderlab.study.results import is_finite
 from encoderlab.tasks.data import suites
 from encoderlab.tasks.data.splits import usable_splits
 from encoderlab.tasks.runs import trials
 from encoderlab.tasks.runs.protocol import at_point
 from encoderlab.tasks.runs.published import protocol
+from encoderlab.train.evidence import is_number
 from encoderlab.train.folder import peak_memory
 from encoderlab.train.pretraining import pretrain
 from encoderlab.train.recipe import Recipe
@@ -94,10 +94,10 @@ def run(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 def _curve(record: RunRecord) -> list[tuple[float, float]]:
     """FLOPs and held-out loss of the main term at every validation."""
-    train = [(0, 0.0)] + [(line["tokens"], line["flops"]) for line in record.train if is_finite(line.get("flops"))]
+    train = [(0, 0.0)] + [(line["tokens"], line["flops"]) for line in record.train if is_number(line.get("flops"))]
     tokens, flops = np.array(train).T
     key = f"losses.{record.term}"
-    held = [(line["tokens"], line[key]) for line in record.valid if is_finite(line.get(key))]
+    held = [(line["tokens"], line[key]) for line in record.valid if is_number(line.get(key))]
     return [(float(np.interp(at, tokens, flops)), loss) for at, loss in held]
 
 

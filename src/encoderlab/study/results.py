@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,6 +12,7 @@ from encoderlab.measure.report import interval
 from encoderlab.study.file import Claim
 from encoderlab.study.plan import Cell, StudyPlan
 from encoderlab.study.statistics import Comparison, PowerLaw, compare, holm, power_law, verdict
+from encoderlab.train.evidence import is_number
 
 LOWER = ("loss", "bits per byte")  # is better
 
@@ -75,7 +75,7 @@ class Results:
         return {
             cell.seed: float(result["scores"][measure])
             for cell, result in self.done.items()
-            if (cell.arm, cell.amount) == (arm, amount) and is_finite(result["scores"].get(measure))
+            if (cell.arm, cell.amount) == (arm, amount) and is_number(result["scores"].get(measure))
         }
 
     def number(self, arm: str, amount: float, name: str) -> float | None:
@@ -83,7 +83,7 @@ class Results:
         numbers = [
             result["numbers"][name]
             for cell, result in self.done.items()
-            if (cell.arm, cell.amount) == (arm, amount) and is_finite(result["numbers"].get(name))
+            if (cell.arm, cell.amount) == (arm, amount) and is_number(result["numbers"].get(name))
         ]
         return sum(numbers) / len(numbers) if numbers else None
 
@@ -166,14 +166,10 @@ class Results:
             points = [
                 (result["numbers"]["flops"], result["scores"]["loss"])
                 for cell, result in self.done.items()
-                if cell.arm == arm and is_finite(result["scores"].get("loss"))
+                if cell.arm == arm and is_number(result["scores"].get("loss"))
             ]
             budgets = {cell.amount for cell in self.done if cell.arm == arm}
             law = power_law(*zip(*points, strict=True)) if len(budgets) > 2 else None  # type: ignore[misc]
             if law is not None:
                 laws[arm, "loss"] = law
         return laws
-
-
-def is_finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
