@@ -13,45 +13,27 @@ from encoderlab.measure.report import MethodScores, TaskScores, difference, inte
 from encoderlab.pages.charts import round_values
 
 
-@dataclass(frozen=True, kw_only=True)
-class Strip:
-    """The plot of a task. ``kind`` of its ``verdict``: ``gain``, ``loss`` or neither."""
-
-    name: str
-    about: str
-    metric: str
-    unit: str
-    lanes: Sequence[dict[str, Any]]
-    ticks: Sequence[tuple[str, str]]
-    verdict: str
-    kind: str
-
-    def lane(self, method: str) -> dict[str, Any] | None:
-        """The row of a method; None if it has no score."""
-        return next((lane for lane in self.lanes if lane["name"] == method), None)
-
-
-def strip(task: TaskScores) -> Strip:
-    """The plot of the scores of a task."""
+def strip(task: TaskScores) -> dict[str, Any]:
+    """The plot of the scores of a task. ``kind`` of its ``verdict``: ``gain``, ``loss`` or neither."""
     low, high = _focus(task.methods)
     room = 0.07 * ((high - low) or abs(high) or 1.0)
     axis = _Axis(low - room, high + room, round_values(low - room, high + room, 4))
     colours = iter(range(sum(method.ours for method in task.methods) - 1, -1, -1))  # the last of ours has the first one
     best = max(interval(method.scores)[0] for method in task.methods)
     verdict, kind = _judgement(task)
-    return Strip(
-        name=task.name,
-        about=task.about,
-        metric=task.metric,
-        unit=f"{task.metric} × 100",
-        lanes=[
+    return {
+        "name": task.name,
+        "about": task.about,
+        "metric": task.metric,
+        "unit": f"{task.metric} × 100",
+        "lanes": [
             _lane(method, axis, f"var(--series-{next(colours) % 10})" if method.ours else "var(--muted)", best)
             for method in task.methods
         ],
-        ticks=[(axis.at(tick), f"{100 * tick:g}") for tick in axis.ticks],
-        verdict=verdict,
-        kind=kind,
-    )
+        "ticks": [(axis.at(tick), f"{100 * tick:g}") for tick in axis.ticks],
+        "verdict": verdict,
+        "kind": kind,
+    }
 
 
 def _lane(method: MethodScores, axis: _Axis, hue: str, best: float) -> dict[str, Any]:
