@@ -258,11 +258,7 @@ class Adaptation:
         record["training"] = self.stage("training", self._train)
         self._take()
         record["after"] = self.measure("after", lambda: load_pair(self.out / "model"))
-        record["gains"] = {
-            kind: measure.gain(record["before"][kind], record["after"][kind])
-            for kind in ("domain", "general")
-            if kind in record["before"]
-        }
+        record["gains"] = {kind: measure.gain(record["before"][kind], record["after"][kind]) for kind in self.kinds}
         record["plan"] = _plain(asdict(plan))
         record["parameters"] = count_parameters(self.model.config)["total"]
         write_json(self.out / "adapt.json", record)
