@@ -28,7 +28,7 @@ from encoderlab.model import Model, weights_hash
 from encoderlab.tasks.runs.folder import TASK_FILE
 
 Say = Callable[[str], None]
-Form = Literal["onnx", "pt2"]
+GraphFormat = Literal["onnx", "pt2"]
 GRAPH, QUANTIZED = "onnx/model.onnx", "onnx/model_quantized.onnx"
 ARCHIVE, RECORD = "model.pt2", "export.json"
 
@@ -45,7 +45,7 @@ class ExportSettings:
         tolerance: share of the score, or of the agreement, that a graph in int8 may lose.
     """
 
-    to: tuple[Form, ...] = ("onnx",)
+    to: tuple[GraphFormat, ...] = ("onnx",)
     pooling: Pooling = "mean"
     normalize: bool = True
     length: int | None = None
@@ -197,7 +197,7 @@ def _sentence_files(aside: Path, model: Model, settings: ExportSettings, longest
 
 
 def _graph_files(
-    graph: Graph, aside: Path, to: Sequence[Form], longest: int, say: Say
+    graph: Graph, aside: Path, to: Sequence[GraphFormat], longest: int, say: Say
 ) -> dict[str, list[dict[str, Any]]]:
     """Write the graph's files and compare each with the model; the differences by file."""
     program = trace.trace(graph)

@@ -229,8 +229,8 @@ class Handlers:
         answers = []
         for text, words in zip(texts, words_by_text, strict=True):
             values, detail = next(tags) if words else ((), {"scores": []})
-            make = _entities if plain else _groups
-            answers.append(make(text, words, values, detail["scores"], ignored))
+            marked = (words, values, detail["scores"], ignored)
+            answers.append(_entities(*marked) if plain else _groups(text, *marked))
         return answers[0] if isinstance(body.inputs, str) else answers
 
     async def answer_question(self, body: shapes.AnswerQuestion, call: Call) -> Any:
@@ -345,11 +345,11 @@ def _several(inputs: Any) -> list[Any]:
     return [inputs] if one else inputs
 
 
-Found = list[tuple[str, int, int]]
+Words = list[tuple[str, int, int]]  # of a text: each with its first character and one past its last
 
 
 def _entities(
-    text: str, words: Found, tags: Sequence[str], scores: Sequence[float], ignored: Sequence[str]
+    words: Words, tags: Sequence[str], scores: Sequence[float], ignored: Sequence[str]
 ) -> list[dict[str, Any]]:
     """A record for every word."""
     return [
@@ -360,7 +360,7 @@ def _entities(
 
 
 def _groups(
-    text: str, words: Found, tags: Sequence[str], scores: Sequence[float], ignored: Sequence[str]
+    text: str, words: Words, tags: Sequence[str], scores: Sequence[float], ignored: Sequence[str]
 ) -> list[dict[str, Any]]:
     """A record for every run of words of one entity; B- begins a new one."""
     groups: list[dict[str, Any]] = []
