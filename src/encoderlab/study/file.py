@@ -7,13 +7,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from encoderlab.config import Bounded, Count, Positive, PositiveShare, from_dict, read_file
 from encoderlab.errors import ConfigError, nearest
 
 Unit = Literal["steps", "tokens", "flops", "hours"]
-UNITS: tuple[Unit, ...] = ("steps", "tokens", "flops", "hours")
+UNITS: tuple[Unit, ...] = get_args(Unit)
 
 
 @dataclass(frozen=True, kw_only=True)

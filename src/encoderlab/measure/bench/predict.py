@@ -113,6 +113,7 @@ class Contenders:
 
     def __init__(self, model: Model, framed: Texts) -> None:
         self.model, self.framed = model, framed
+        self.longest = model.config.encoder.max_length or 512
         self.calls: dict[str, Call] = {}
         self.difference: dict[str, float] = {}
         self.failed: dict[str, str] = {}
@@ -130,9 +131,8 @@ class Contenders:
             if device.type != "cpu" or setting.precision != "fp32":
                 self.failed["onnxruntime"] = "is measured on a CPU in fp32 only"
             else:
-                longest = self.model.config.encoder.max_length or 512
                 try:
-                    self._admit("onnxruntime", _onnx(theirs, place / "model.onnx", setting.threads, longest))
+                    self._admit("onnxruntime", _onnx(theirs, place / "model.onnx", setting.threads, self.longest))
                 except MissingDependency:
                     raise
                 except EncoderlabError as error:
@@ -143,10 +143,8 @@ class Contenders:
     def _admit(self, name: str, call: Call) -> None:
         """Add a contender if its states equal ours."""
         ids, segments = (torch.from_numpy(np.concatenate(parts)) for parts in zip(*self.framed, strict=True))
-        longest = self.model.config.encoder.max_length or 512
         difference = 0.0
-        for length in COMPARED:
-            length = min(length, longest)
+        for length in (min(length, self.longest) for length in COMPARED):
             rows, of_rows = ids[:length].expand(2, -1), segments[:length].long().expand(2, -1)
             mask = torch.ones_like(rows)
             mask[1, (length + 1) // 2 :] = 0
