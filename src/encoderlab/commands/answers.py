@@ -170,6 +170,12 @@ class EvaluatedAnswer(_Closed):
     submission: Annotated[list[str], Field(description="files that were written")]
 
 
+class EvaluatedFilesAnswer(_Closed):
+    """Of several files."""
+
+    files: Annotated[dict[str, EvaluatedAnswer], Field(description="by the name that was given")]
+
+
 class ScoredAnswer(_Closed):
     task: str
     form: str
@@ -495,7 +501,7 @@ ANSWERS: dict[str, tuple[type, ...]] = {  # by verb, the usual one first
     "pretrain": (PretrainedAnswer, EstimateAnswer, RecipesAnswer),
     "adapt": (AdaptedAnswer,),
     "finetune": (FinetunedAnswer, StatisticsAnswer),
-    "evaluate": (EvaluatedAnswer,),
+    "evaluate": (EvaluatedAnswer, EvaluatedFilesAnswer),
     "score": (ScoredAnswer,),
     "predict": (PredictedAnswer, PredictedFileAnswer, PredictedFilesAnswer),
     "fill-mask": (FilledMasksAnswer,),

@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -18,6 +18,7 @@ from encoderlab.commands.precision import Precision, judge
 from encoderlab.commands.terminal import note, progress, say, table
 from encoderlab.commands.workers import HERE, WorkerOptions, for_each_file, keep_model, shared_model
 from encoderlab.errors import ConfigError, DataError
+from encoderlab.execution.workers import logged
 from encoderlab.files import held_folder, json_line, write_text
 from encoderlab.records.dataset import is_dataset, labelled_files
 from encoderlab.storage.cache import local
@@ -34,7 +35,7 @@ DATASET_SPLITS = {"dev": "validation"}  # what datasets calls it
 
 def evaluate(
     model: Path,
-    data: str,
+    data: list[str],
     /,
     *,
     split: str = "dev",
@@ -45,11 +46,13 @@ def evaluate(
     pair: str | None = None,
     label: str | None = None,
     skip_unlabelled: bool = False,
+    where: WorkerOptions = HERE,
 ) -> dict[str, Any]:
     """Score a fine-tuned model, or an ensemble, on labelled data.
 
     An ensemble averages the probabilities of its models (for answers, the scores of
-    starts and ends); its score is shown next to theirs.
+    starts and ends); its score is shown next to theirs. Of several files, each is scored
+    by itself, and several processes can share the work.
 
     Example:
         encoderlab evaluate runs/mrpc mrpc --data data/glue \\
@@ -60,7 +63,7 @@ def evaluate(
     model
         Fine-tuned model folder, run folder, or org/name of the Hugging Face Hub.
     data
-        A labelled file, a folder that Hugging Face's datasets wrote (save_to_disk), or the name of a benchmark whose
+        Labelled files, folders that Hugging Face's datasets wrote (save_to_disk), or names of benchmarks whose
         files are in the folder of --data.
     split
         Split of a benchmark: train, dev, test, ... A file given as test may have no labels.
@@ -80,71 +83,134 @@ def evaluate(
         Leave out rows without a label, and print their number.
     """
     from encoderlab.tasks.data.infer import Given
-    from encoderlab.tasks.data.task import is_unlabelled
-    from encoderlab.tasks.forms.table import FORMS
-    from encoderlab.tasks.runs.apply import allow_no_answer, predictor_of, renamed
-    from encoderlab.tasks.runs.folder import record_of
-    from encoderlab.tasks.runs.predict import joint_windows, predict_ensemble
-    from encoderlab.tasks.runs.submit import check_submission, write_submission
 
-    places = [model, *(ensemble or ())]
-    members = [predictor_of(place, note) for place in places]
-    own = members[0].form.task
-    given = Given(form=own.form, text=text, pair=pair, label=label, skip_unlabelled=skip_unlabelled)
-    task, part, names = labelled_data(data, split, folder, own, given)
-    for line in part.remarks:
-        note(line)
-    for place in places:
-        if (record := record_of(place)) is not None and record["data"].get("train") == part.sha256:
-            note(f"{place}: trained on this data, so its score says nothing about other texts")
-    unlabelled = sum(map(is_unlabelled, part.examples))
+    score = Score(
+        places=(model, *(ensemble or ())),
+        split=split,
+        folder=folder,
+        submission=submission,
+        given=Given(text=text, pair=pair, label=label, skip_unlabelled=skip_unlabelled),
+    )
+    if len(data) == 1:
+        if where.several:
+            raise ConfigError("--workers, --on and the like are for several labelled files; leave them out")
+        found = score(data[0], note)
+        _show_evaluation(found)
+        return found
     if submission is not None:
-        written = submission / check_submission(task, split, len(part)).files[split]
-        check_output(written, "leaderboard", *map(Path, part.files), option="--submission")
-    elif unlabelled:
-        raise DataError(
-            f"{task.name}: {unlabelled:,} of {len(part):,} {split} examples have no label to score against; give "
-            f"labelled data, --submission FOLDER for a leaderboard, or the file to predict"
-        )
-    if members[0].form.reading(members[0].model) is not None and not joint_windows(members):
-        note("the models read passages in different windows, so the probabilities of their n-best texts are averaged")
-    allow_no_answer(task, places, members, part.examples, note)
-    together, each = predict_ensemble(members, part.examples)
-    for line in dict.fromkeys(_cut(member) for member in members):
-        if line:
-            note(line)
-    if names:
-        together, each = renamed(together, names), [renamed(one, names) for one in each]
-    scored = dict(zip(map(str, places), each, strict=True))
-    if len(members) > 1:
-        scored = {"ensemble": together, **scored}
-    scores = {}
-    if unlabelled:
-        note(f"{task.name}: the {split} examples have no labels; nothing to score")
-    else:
-        for name, predictions in scored.items():
-            scores[name], remarks = FORMS[task.form].score_found(task, part.examples, predictions)
-            for remark in remarks:
-                note(f"{name}: {remark}")
-        show_scores(f"{task.name}, {len(part):,} examples (× 100)", scores)
-    files = []
-    if submission is not None:
-        with held_folder(submission):
-            files = write_submission(
-                task,
-                split,
-                part.examples,
-                together.values,
-                submission,
-                nbest=together.nbest,
-                null_odds=together.null_odds,
+        raise ConfigError(f"--submission is for one benchmark, not {len(data)}; give them one by one")
+    if len({*data}) < len(data):
+        raise ConfigError(f"{next(one for one in data if data.count(one) > 1)}: is given twice; name each file once")
+    done: dict[str, dict[str, Any]] = {}
+    files = [path for path in map(local, data) if path.exists()]
+    with where.tasks([*score.places, *files, *([folder] if folder else [])]) as tasks, progress("evaluate") as show:
+
+        def ended(name: str, found: tuple[dict[str, Any], list[str]]) -> None:
+            done[name], remarks = found
+            for line in remarks:
+                note(f"{name}: {line}")
+            show("files", len(done), len(data))
+
+        tasks.ended = ended
+        for one in data:
+            tasks.submit(_scored, score, one, name=one)
+        tasks.finish()
+    for one in data:
+        _show_evaluation(done[one], one)
+    return {"files": {one: done[one] for one in data}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """Scores the models at ``places``, and their ensemble, on labelled data; travels to other processes."""
+
+    places: tuple[Path, ...]
+    split: str
+    folder: Path | None
+    submission: Path | None
+    given: Given
+
+    def __call__(self, data: str, say: Callable[[str], None]) -> dict[str, Any]:
+        from encoderlab.tasks.data.task import is_unlabelled
+        from encoderlab.tasks.forms.table import FORMS
+        from encoderlab.tasks.runs.apply import allow_no_answer, predictor_of, renamed
+        from encoderlab.tasks.runs.folder import record_of
+        from encoderlab.tasks.runs.predict import joint_windows, predict_ensemble
+        from encoderlab.tasks.runs.submit import check_submission, write_submission
+
+        places, split, submission = self.places, self.split, self.submission
+        members = [predictor_of(place, say) for place in places]
+        own = members[0].form.task
+        given = replace(self.given, form=own.form)
+        task, part, names = labelled_data(data, split, self.folder, own, given, say)
+        for line in part.remarks:
+            say(line)
+        for place in places:
+            if (record := record_of(place)) is not None and record["data"].get("train") == part.sha256:
+                say(f"{place}: trained on this data, so its score says nothing about other texts")
+        unlabelled = sum(map(is_unlabelled, part.examples))
+        if submission is not None:
+            written = submission / check_submission(task, split, len(part)).files[split]
+            check_output(written, "leaderboard", *map(Path, part.files), option="--submission")
+        elif unlabelled:
+            raise DataError(
+                f"{task.name}: {unlabelled:,} of {len(part):,} {split} examples have no label to score against; give "
+                f"labelled data, --submission FOLDER for a leaderboard, or the file to predict"
             )
-        say(f"written: {', '.join(map(str, files))}")
-    return {"task": task.name, "examples": len(part), "data": part.sha256, "scores": scores, "submission": files}
+        if members[0].form.reading(members[0].model) is not None and not joint_windows(members):
+            say(
+                "the models read passages in different windows, so the probabilities of their n-best texts are averaged"
+            )
+        allow_no_answer(task, places, members, part.examples, say)
+        together, each = predict_ensemble(members, part.examples)
+        for line in dict.fromkeys(map(_cut, members)):
+            if line:
+                say(line)
+        if names:
+            together, each = renamed(together, names), [renamed(one, names) for one in each]
+        scored = dict(zip(map(str, places), each, strict=True))
+        if len(members) > 1:
+            scored = {"ensemble": together, **scored}
+        scores = {}
+        if unlabelled:
+            say(f"{task.name}: the {split} examples have no labels; nothing to score")
+        else:
+            for name, predictions in scored.items():
+                scores[name], remarks = FORMS[task.form].score_found(task, part.examples, predictions)
+                for remark in remarks:
+                    say(f"{name}: {remark}")
+        files = []
+        if submission is not None:
+            with held_folder(submission):
+                files = write_submission(
+                    task,
+                    split,
+                    part.examples,
+                    together.values,
+                    submission,
+                    nbest=together.nbest,
+                    null_odds=together.null_odds,
+                )
+        return {"task": task.name, "examples": len(part), "data": part.sha256, "scores": scores, "submission": files}
+
+
+def _scored(score: Score, data: str) -> tuple[dict[str, Any], list[str]]:
+    """The scores on one file, and remarks about it."""
+    remarks: list[str] = []
+    with logged(remarks):
+        return score(data, remarks.append), remarks
+
+
+def _show_evaluation(found: Mapping[str, Any], data: str = "") -> None:
+    """Print the scores of :class:`Score`, with the name of the data if there is more than one."""
+    if found["scores"]:
+        show_scores(f"{data or found['task']}, {found['examples']:,} examples (× 100)", found["scores"])
+    if found["submission"]:
+        say(f"written: {', '.join(map(str, found['submission']))}")
 
 
 def labelled_data(
-    data: str, split: str, folder: Path | None, own: Task, given: Given
+    data: str, split: str, folder: Path | None, own: Task, given: Given, say: Callable[[str], None] = note
 ) -> tuple[Task, Split, dict[str, str]]:
     """The labelled file or benchmark ``data`` for a model of the task ``own``.
 
@@ -164,11 +230,11 @@ def labelled_data(
         if paths is None:
             raise DataError(f"{data}: has the splits {', '.join(files)} and no {name}; name one with --split")
     if paths is not None:
-        task = task_of_file(paths[0], own, given, note)
+        task = task_of_file(paths[0], own, given, say)
         return task, task.read(paths, split, skip_unlabelled=given.skip_unlabelled), {}
     if is_file_name(data) or "/" in data:
         raise ConfigError(f"{data}: no such file; give labelled data, or the name of a benchmark")
-    task, names = fitted(suites.task(data), own, note)
+    task, names = fitted(suites.task(data), own, say)
     if folder is None:
         raise ConfigError(f"{data} is a benchmark; give the folder of its files with --data")
     return task, task.load(folder, split), names

@@ -37,6 +37,21 @@ def run(capsys: pytest.CaptureFixture[str], *words: object) -> dict:
     return answer(capsys, *words)[0]
 
 
+def test_several_files_are_scored_by_processes_as_by_one(tmp_path, tiny, capsys):
+    data, out = reviews(tmp_path / "reviews.csv"), tmp_path / "run"
+    run(capsys, "finetune", data, "--model", tiny, "--out", out, "--seeds", 1, "--epochs", 1)
+    files = [reviews(tmp_path / f"{count}.csv", count) for count in (12, 20, 31)]
+    apart = {file: run(capsys, "evaluate", out, file) for file in files}
+    found, said = answer(capsys, "evaluate", out, *files, data, "--workers", 2)
+    assert found["files"] == apart | {data: run(capsys, "evaluate", out, data)}
+    assert f"{data}: {out}: trained on this data" in said
+    assert run(capsys, "evaluate", out, *files)["files"] == apart
+    assert "12.csv: is given twice" in messages(capsys, 2, "evaluate", out, *files, files[0])
+    assert "for one benchmark, not 3" in messages(capsys, 2, "evaluate", out, *files, "--submission", tmp_path / "s")
+    assert "are for several labelled files" in messages(capsys, 2, "evaluate", out, data, "--workers", 2)
+    assert "none.csv: no such file" in messages(capsys, 2, "evaluate", out, data, tmp_path / "none.csv", "--workers", 2)
+
+
 def test_a_file_is_trained_on_scored_and_predicted(tmp_path, tiny, capsys):
     data, out = reviews(tmp_path / "reviews.csv"), tmp_path / "run"
     settings = ("--seeds", 2, "--grid", "lr=1e-3,3e-3", "epochs=2", "--set", "form.max_length=16")
