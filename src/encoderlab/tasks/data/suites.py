@@ -56,141 +56,59 @@ def _three(train: tuple[str, ...], dev: tuple[str, ...], test: tuple[str, ...]) 
     return {"train": train, "dev": dev, "test": test}
 
 
-def _glue(name: str, rows: int) -> Submission:
-    return Submission(format="glue", files={"test": f"{name}.tsv"}, rows={"test": rows})
-
-
 def _pair(a: str, b: str, label: str = "label", id: str | None = "index") -> Columns:
     return Columns(text=a, pair=b, label=label, id=id, quoted=False)
 
 
 _SENTENCES = (_pair("sentence1", "sentence2"), _pair("sentence1", "sentence2", id="idx"))
 
+
+def _glue(folder: str, rows: int, *layouts: Columns, **fields: Any) -> Task:
+    """A task of GLUE with ``rows`` test examples; ``folder`` names its files, and in lower case the task."""
+    name = folder.lower().replace("-", "")
+    submission = Submission(format="glue", files={"test": f"{folder}.tsv"}, rows={"test": rows})
+    usual: dict[str, Any] = {"form": "classification", "labels": BINARY, "metrics": ("accuracy",), "files": _files()}
+    usual |= {"folders": (folder, name), "submission": submission}
+    return Task(name=name, layouts=layouts, **usual | fields)
+
+
 GLUE = (
-    Task(
-        name="cola",
-        form="classification",
-        labels=BINARY,
-        metrics=("matthews", "accuracy"),
-        folders=("CoLA", "cola"),
-        files=_files(),
-        layouts=(
-            Columns(text="sentence", id="index", quoted=False),
-            Columns(text="3", label="1", quoted=False),  # no header: source, label, the author's mark, sentence
-        ),
-        submission=_glue("CoLA", 1063),
-    ),
-    Task(
-        name="sst2",
-        form="classification",
-        labels=BINARY,
-        metrics=("accuracy",),
-        folders=("SST-2", "sst2"),
-        files=_files(),
-        layouts=(Columns(text="sentence", id="index", quoted=False),),
-        submission=_glue("SST-2", 1821),
-    ),
-    Task(
-        name="mrpc",
-        form="classification",
-        labels=BINARY,
-        metrics=("accuracy", "f1"),
-        folders=("MRPC", "mrpc"),
-        files=_files() | {"train": (*_files()["train"], "msr_paraphrase_train.txt")},
-        layouts=(_pair("#1 String", "#2 String", "Quality"), *_SENTENCES),
-        swap=True,
-        submission=_glue("MRPC", 1725),
-    ),
-    Task(
-        name="stsb",
-        form="regression",
-        metrics=("spearman", "pearson"),
-        range=(0.0, 5.0),
-        folders=("STS-B", "stsb"),
-        files={split: (*names, f"sts-{split}.csv") for split, names in _files().items()},
-        layouts=(
-            _pair("sentence1", "sentence2", "score"),
-            *_SENTENCES,
-            Columns(text="5", pair="6", label="4", quoted=False),  # no header: genre, file, year, id, score, sentences
-        ),
-        swap=True,
-        submission=_glue("STS-B", 1379),
-    ),
-    Task(
-        name="qqp",
-        form="classification",
-        labels=BINARY,
-        metrics=("accuracy", "f1"),
-        folders=("QQP", "qqp"),
-        files=_files(),
-        layouts=(_pair("question1", "question2", "is_duplicate", "id"), _pair("question1", "question2", id="idx")),
-        submission=_glue("QQP", 390965),
-    ),
-    Task(
-        name="mnli",
-        form="classification",
-        labels=NLI,
-        metrics=("accuracy",),
-        dropped=("-",),
-        folders=("MNLI", "mnli"),
-        files={
-            "train": _files()["train"],
-            **{
-                f"{split}{ours}": (f"{split}_{theirs}.tsv", f"{long}_{theirs}-*.parquet", f"{long}_{theirs}.parquet",
-                                   f"{long}_{theirs}.jsonl", f"{long}_{theirs}.csv")
-                for split, long in (("dev", "validation"), ("test", "test"))
-                for ours, theirs in (("", "matched"), ("_mismatched", "mismatched"))
-            },
-        },
-        layouts=(_pair("sentence1", "sentence2", "gold_label"), _pair("premise", "hypothesis", id="idx"), *_SENTENCES),
-        submission=Submission(
-            format="glue",
-            files={"test": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv"},
-            rows={"test": 9796, "test_mismatched": 9847},
-        ),
-    ),
-    Task(
-        name="qnli",
-        form="classification",
-        labels=TWO_WAY,
-        metrics=("accuracy",),
-        folders=("QNLI", "qnli"),
-        files=_files(),
-        layouts=(_pair("question", "sentence"), _pair("question", "sentence", id="idx")),
-        submission=_glue("QNLI", 5463),
-    ),
-    Task(
-        name="rte",
-        form="classification",
-        labels=TWO_WAY,
-        metrics=("accuracy",),
-        folders=("RTE", "rte"),
-        files=_files(),
-        layouts=_SENTENCES,
-        submission=_glue("RTE", 3000),
-    ),
-    Task(
-        name="wnli",
-        form="classification",
-        labels=BINARY,
-        metrics=("accuracy",),
-        folders=("WNLI", "wnli"),
-        files=_files(),
-        layouts=_SENTENCES,
-        submission=_glue("WNLI", 146),
-    ),
-    Task(
-        name="ax",
-        form="classification",
-        labels=NLI,
-        metrics=("matthews", "accuracy"),
-        folders=("AX", "ax", "diagnostic"),
-        files={"test": ("diagnostic.tsv", "AX.tsv", "test-*.parquet", "test.jsonl", "test.csv"),
-               "dev": ("diagnostic-full.tsv",)},
-        layouts=(_pair("sentence1", "sentence2"), _pair("premise", "hypothesis", id="idx"),
-                 _pair("Premise", "Hypothesis", "Label")),
-        submission=_glue("AX", 1104),
-    ),
+    _glue("CoLA", 1063,
+          Columns(text="sentence", id="index", quoted=False),
+          Columns(text="3", label="1", quoted=False),  # no header: source, label, the author's mark, sentence
+          metrics=("matthews", "accuracy")),
+    _glue("SST-2", 1821, Columns(text="sentence", id="index", quoted=False)),
+    _glue("MRPC", 1725, _pair("#1 String", "#2 String", "Quality"), *_SENTENCES, metrics=("accuracy", "f1"), swap=True,
+          files=_files() | {"train": (*_files()["train"], "msr_paraphrase_train.txt")}),
+    _glue("STS-B", 1379,
+          _pair("sentence1", "sentence2", "score"),
+          *_SENTENCES,
+          Columns(text="5", pair="6", label="4", quoted=False),  # no header: genre, file, year, id, score, sentences
+          form="regression", labels=None, metrics=("spearman", "pearson"), range=(0.0, 5.0), swap=True,
+          files={split: (*names, f"sts-{split}.csv") for split, names in _files().items()}),
+    _glue("QQP", 390965, _pair("question1", "question2", "is_duplicate", "id"),
+          _pair("question1", "question2", id="idx"), metrics=("accuracy", "f1")),
+    _glue("MNLI", 9796, _pair("sentence1", "sentence2", "gold_label"), _pair("premise", "hypothesis", id="idx"),
+          *_SENTENCES, labels=NLI, dropped=("-",),
+          files={
+              "train": _files()["train"],
+              **{
+                  f"{split}{ours}": (f"{split}_{theirs}.tsv", f"{long}_{theirs}-*.parquet", f"{long}_{theirs}.parquet",
+                                     f"{long}_{theirs}.jsonl", f"{long}_{theirs}.csv")
+                  for split, long in (("dev", "validation"), ("test", "test"))
+                  for ours, theirs in (("", "matched"), ("_mismatched", "mismatched"))
+              },
+          },
+          submission=Submission(format="glue", files={"test": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv"},
+                                rows={"test": 9796, "test_mismatched": 9847})),
+    _glue("QNLI", 5463, _pair("question", "sentence"), _pair("question", "sentence", id="idx"), labels=TWO_WAY),
+    _glue("RTE", 3000, *_SENTENCES, labels=TWO_WAY),
+    _glue("WNLI", 146, *_SENTENCES),
+    _glue("AX", 1104, _pair("sentence1", "sentence2"), _pair("premise", "hypothesis", id="idx"),
+          _pair("Premise", "Hypothesis", "Label"),
+          labels=NLI, metrics=("matthews", "accuracy"), folders=("AX", "ax", "diagnostic"),
+          files={"test": ("diagnostic.tsv", "AX.tsv", "test-*.parquet", "test.jsonl", "test.csv"),
+                 "dev": ("diagnostic-full.tsv",)}),
 )  # fmt: skip
 
 
@@ -232,34 +150,21 @@ SUPERGLUE = (
     _superglue("WSC", ("accuracy",), 146, labels=_BOOLEAN, layouts=(MarkedText(words=True),)),
 )  # fmt: skip
 
-_SICK_FILES = {"train": ("SICK_train.txt", "SICK.txt", "train-*.parquet"),
-               "dev": ("SICK_trial.txt", "SICK.txt", "validation-*.parquet"),
-               "test": ("SICK_test_annotated.txt", "SICK_test.txt", "SICK.txt", "test-*.parquet")}  # fmt: skip
-_SICK_SETS = {"train": ("SemEval_set", "TRAIN"), "dev": ("SemEval_set", "TRIAL"), "test": ("SemEval_set", "TEST")}
+_SICK: dict[str, Any] = {
+    "folders": ("SICK", "sick"),
+    "files": {"train": ("SICK_train.txt", "SICK.txt", "train-*.parquet"),
+              "dev": ("SICK_trial.txt", "SICK.txt", "validation-*.parquet"),
+              "test": ("SICK_test_annotated.txt", "SICK_test.txt", "SICK.txt", "test-*.parquet")},
+    "sets": {"train": ("SemEval_set", "TRAIN"), "dev": ("SemEval_set", "TRIAL"), "test": ("SemEval_set", "TEST")},
+}  # fmt: skip
 SICK = (
-    Task(
-        name="sick_entailment",
-        form="classification",
-        labels=("ENTAILMENT", "NEUTRAL", "CONTRADICTION"),
-        metrics=("accuracy",),
-        folders=("SICK", "sick"),
-        files=_SICK_FILES,
-        sets=_SICK_SETS,
-        layouts=(_pair("sentence_A", "sentence_B", "entailment_judgment", "pair_ID"),
-                 _pair("sentence_A", "sentence_B", "entailment_label", "pair_ID"),
-                 _pair("sentence_A", "sentence_B", "label", "id")),
-    ),
-    Task(
-        name="sick_relatedness",
-        form="regression",
-        metrics=("pearson", "spearman"),
-        range=(1.0, 5.0),
-        folders=("SICK", "sick"),
-        files=_SICK_FILES,
-        sets=_SICK_SETS,
-        layouts=(_pair("sentence_A", "sentence_B", "relatedness_score", "pair_ID"),),
-        swap=True,
-    ),
+    Task(name="sick_entailment", form="classification", metrics=("accuracy",), **_SICK,
+         labels=("ENTAILMENT", "NEUTRAL", "CONTRADICTION"),
+         layouts=(_pair("sentence_A", "sentence_B", "entailment_judgment", "pair_ID"),
+                  _pair("sentence_A", "sentence_B", "entailment_label", "pair_ID"),
+                  _pair("sentence_A", "sentence_B", "label", "id"))),
+    Task(name="sick_relatedness", form="regression", metrics=("pearson", "spearman"), **_SICK, range=(1.0, 5.0),
+         swap=True, layouts=(_pair("sentence_A", "sentence_B", "relatedness_score", "pair_ID"),)),
 )  # fmt: skip
 
 
@@ -316,108 +221,69 @@ QA = (
     ),
 )
 
+
+def _choice(name: str, folders: tuple[str, ...], files: Mapping[str, tuple[str, ...]], *layouts, **fields: Any) -> Task:
+    """A task of multiple choice."""
+    metrics = ("accuracy",)
+    return Task(name=name, form="choice", metrics=metrics, folders=folders, files=files, layouts=layouts, **fields)
+
+
 CHOICE = (
-    Task(
-        name="swag",
-        form="choice",
-        metrics=("accuracy",),
-        folders=("SWAG", "swag"),
-        files=_three(("train.csv", "train-*.parquet"), ("val.csv", "validation-*.parquet"),
-                     ("test.csv", "test-*.parquet")),
-        layouts=(Options(context="sent1", question="sent2", options=tuple(f"ending{i}" for i in range(4))),),
-    ),
-    Task(
-        name="race",
-        form="choice",
-        metrics=("accuracy",),
-        folders=("RACE", "race"),
-        files=_three(
-            ("train/*/*.txt", "train.jsonl", "train-*.parquet"),
-            ("dev/*/*.txt", "dev.jsonl", "validation-*.parquet"),
-            ("test/*/*.txt", "test.jsonl", "test-*.parquet"),
-        ),
-        layouts=(Race(), Options(context="article", question="question", answer="answer", id=None)),
-    ),
-    Task(
-        name="arc",
-        form="choice",
-        metrics=("accuracy",),
-        folders=("ARC-Easy", "ARC-Challenge", "ARC-E", "ARC-C", "ARC", "arc"),
-        files=_three(
-            ("arc_*_train.csv", "ARC-*-Train.jsonl", "train-*.parquet", "train.jsonl"),
-            ("arc_*_dev.csv", "ARC-*-Dev.jsonl", "validation-*.parquet", "dev.jsonl"),
-            ("arc_*_test.csv", "ARC-*-Test.jsonl", "test-*.parquet", "test.jsonl"),
-        ),
-        layouts=(
-            Options(
-                context=None, question="question", options=("choices",), answer="answerKey", id="id", first_number=1
-            ),
+    _choice("swag", ("SWAG", "swag"),
+            _three(("train.csv", "train-*.parquet"), ("val.csv", "validation-*.parquet"),
+                   ("test.csv", "test-*.parquet")),
+            Options(context="sent1", question="sent2", options=tuple(f"ending{i}" for i in range(4)))),
+    _choice("race", ("RACE", "race"),
+            _three(("train/*/*.txt", "train.jsonl", "train-*.parquet"),
+                   ("dev/*/*.txt", "dev.jsonl", "validation-*.parquet"),
+                   ("test/*/*.txt", "test.jsonl", "test-*.parquet")),
+            Race(), Options(context="article", question="question", answer="answer")),
+    _choice("arc", ("ARC-Easy", "ARC-Challenge", "ARC-E", "ARC-C", "ARC", "arc"),
+            _three(("arc_*_train.csv", "ARC-*-Train.jsonl", "train-*.parquet", "train.jsonl"),
+                   ("arc_*_dev.csv", "ARC-*-Dev.jsonl", "validation-*.parquet", "dev.jsonl"),
+                   ("arc_*_test.csv", "ARC-*-Test.jsonl", "test-*.parquet", "test.jsonl")),
+            Options(context=None, question="question", options=("choices",), answer="answerKey", id="id",
+                    first_number=1),
             Options(context=None, question="0", options=("1", "2", "3", "4"), answer="5", first_number=1),
-            Stems(),
-        ),
-    ),
-    Task(
-        name="c3",
-        form="choice",
-        metrics=("accuracy",),
-        language="zh",
-        folders=("c3", "clue/c3"),
-        files={"train": ("c3-*-train.json", "[dm]-train.json", "train-*.parquet"),
-               "dev": ("c3-*-dev.json", "[dm]-dev.json", "validation-*.parquet"),
-               "test": ("test1.1.json", "c3-*-test.json", "[dm]-test.json", "test-*.parquet"),
-               "test1.0": ("test1.0.json",)},
-        layouts=(C3(), Options(context="context", question="question", options=("choice",), answer="answer", id="id",
-                               by_text=True)),
-        submission=Submission(format="clue", files={"test": "c311_predict.json", "test1.0": "c310_predict.json"}),
-    ),
+            Stems()),
+    _choice("c3", ("c3", "clue/c3"),
+            {"train": ("c3-*-train.json", "[dm]-train.json", "train-*.parquet"),
+             "dev": ("c3-*-dev.json", "[dm]-dev.json", "validation-*.parquet"),
+             "test": ("test1.1.json", "c3-*-test.json", "[dm]-test.json", "test-*.parquet"),
+             "test1.0": ("test1.0.json",)},
+            C3(),
+            Options(context="context", question="question", options=("choice",), answer="answer", id="id",
+                    by_text=True),
+            language="zh",
+            submission=Submission(format="clue", files={"test": "c311_predict.json", "test1.0": "c310_predict.json"})),
 )  # fmt: skip
+
+
+def _tagging(name: str, files: Mapping[str, tuple[str, ...]], *layouts, **fields: Any) -> Task:
+    """A task of Chinese tagging, unless ``fields`` say otherwise."""
+    usual: dict[str, Any] = {"folders": (name, f"ner/{name}"), "language": "zh"}
+    usual["submission"] = Submission(format="conll", files={"dev": "dev.txt", "test": "test.txt"})
+    metrics = ("f1", "precision", "recall", "accuracy")
+    return Task(name=name, form="tagging", metrics=metrics, files=files, layouts=layouts, **usual | fields)
+
 
 CONLL_TAGS = ("O", *(f"{prefix}-{kind}" for kind in ("PER", "ORG", "LOC", "MISC") for prefix in "BI"))
 TAGGING = (
-    Task(
-        name="conll2003",
-        form="tagging",
-        metrics=("f1", "precision", "recall", "accuracy"),
-        labels=CONLL_TAGS,
-        folders=("conll2003", "CoNLL-2003", "ner/conll2003"),
-        files={"train": ("train.txt", "eng.train", "train-*.parquet"),
-               "dev": ("valid.txt", "eng.testa", "validation-*.parquet", "valid-part.txt"),
-               "test": ("test.txt", "eng.testb", "test-*.parquet")},
-        layouts=(WordLists(), Conll()),
-        submission=Submission(format="conll", files={"dev": "dev.txt", "test": "test.txt"}),
-    ),
-    *(
-        Task(
-            name=name,
-            form="tagging",
-            metrics=("f1", "precision", "recall", "accuracy"),
-            language="zh",
-            folders=(folder, f"ner/{folder}"),
-            files=files,
-            layouts=layouts,
-            submission=Submission(format="conll", files={"dev": "dev.txt", "test": "test.txt"}),
-        )
-        for name, folder, files, layouts in (
-            ("msra", "msra",
-             _three(("train.tsv", "msra_train_bio.txt"), ("dev.tsv",), ("test.tsv", "msra_test_bio.txt")),
-             (WordLists(words="text_a", tags="label"), Conll())),
-            ("peoples_daily", "peoples_daily",
+    _tagging("conll2003",
+             _three(("train.txt", "eng.train", "train-*.parquet"),
+                    ("valid.txt", "eng.testa", "validation-*.parquet", "valid-part.txt"),
+                    ("test.txt", "eng.testb", "test-*.parquet")),
+             WordLists(), Conll(),
+             labels=CONLL_TAGS, folders=("conll2003", "CoNLL-2003", "ner/conll2003"), language="en"),
+    _tagging("msra", _three(("train.tsv", "msra_train_bio.txt"), ("dev.tsv",), ("test.tsv", "msra_test_bio.txt")),
+             WordLists(words="text_a", tags="label"), Conll()),
+    _tagging("peoples_daily",
              _three(("train.txt", "example.train"), ("dev.txt", "example.dev", "dev-part.txt"),
                     ("test.txt", "example.test")),
-             (Conll(),)),
-            ("resume", "resume", _three(("train.char.bmes",), ("dev.char.bmes",), ("test.char.bmes",)), (Conll(),)),
-        )
-    ),
-    Task(
-        name="cluener",
-        form="tagging",
-        metrics=("f1", "precision", "recall", "accuracy"),
-        language="zh",
-        folders=("cluener", "ner/cluener"),
-        files={"train": ("train.json",), "dev": ("dev.json", "dev-part.json"), "test": ("test.json",)},
-        layouts=(CharacterSpans(),),
-        submission=Submission(format="clue", files={"test": "cluener_predict.json"}),
-    ),
+             Conll()),
+    _tagging("resume", _three(("train.char.bmes",), ("dev.char.bmes",), ("test.char.bmes",)), Conll()),
+    _tagging("cluener", _three(("train.json",), ("dev.json", "dev-part.json"), ("test.json",)), CharacterSpans(),
+             submission=Submission(format="clue", files={"test": "cluener_predict.json"})),
 )  # fmt: skip
 
 
@@ -485,16 +351,9 @@ CLUE = (
                  "test1.0": ("test1.0.json",)},
           submission=Submission(format="clue_json", files={"test": "chid11_predict.json",
                                                            "test1.0": "chid10_predict.json"})),
-    Task(
-        name="chnsenticorp",
-        form="classification",
-        labels=BINARY,
-        metrics=("accuracy",),
-        language="zh",
-        folders=("chnsenticorp", "ChnSentiCorp", "clue/chnsenticorp"),
-        files={split: (f"{split}.tsv",) for split in ("train", "dev", "test")},
-        layouts=(Columns(text="text_a", quoted=False), Columns(text="review", quoted=False)),
-    ),
+    _clue("chnsenticorp", BINARY, Columns(text="text_a", quoted=False), Columns(text="review", quoted=False),
+          files={split: (f"{split}.tsv",) for split in ("train", "dev", "test")},
+          folders=("chnsenticorp", "ChnSentiCorp", "clue/chnsenticorp"), submission=None),
 )  # fmt: skip
 FEWCLUE = (
     _fewclue("eprstmt", ("Negative", "Positive"), _ONE),
