@@ -25,7 +25,7 @@ from encoderlab.errors import ConfigError, DataError
 from encoderlab.model import Model
 from encoderlab.models.base import Family
 from encoderlab.nn.encoder import Chosen, States
-from encoderlab.nn.heads import Classification, TaskHead
+from encoderlab.nn.heads import Classification, ClassificationHead, TaskHead
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Term
 from encoderlab.objectives.distill import soft_term
@@ -71,6 +71,7 @@ class Form:
         settings_type: the settings of this form, whose ``kind`` is its name.
         columns: content of its files: one or two texts, words with tags, passages with questions, or options.
         layouts: possible layouts of its files, for models without a task.
+        file_with: a clause about its files, for forms that need more than a text.
         metrics: for a user's own file; the first one selects models.
         baselines: simple predictors for comparison, by name.
         labelled: whether answers are labels that the training data determines.
@@ -85,6 +86,7 @@ class Form:
 
     Attributes:
         learned: names of the attributes that :meth:`items` sets from training examples; they are cached with the items.
+        index: the place of each label of the task.
         cut: how many examples were too long for one sequence.
         threshold: of an answer's score, if the form chooses one on the development set.
     """
@@ -94,6 +96,7 @@ class Form:
     settings_type: ClassVar[type[FormSettings]]
     columns: ClassVar[Literal["texts", "words", "passages", "options"]]
     layouts: ClassVar[tuple[Layout, ...]]
+    file_with: ClassVar[str] = ""
     metrics: ClassVar[tuple[str, ...]]
     baselines: ClassVar[Mapping[str, Baseline]] = {}
     labelled: ClassVar[bool] = False
@@ -179,6 +182,7 @@ class Form:
         """
         raise ConfigError(
             f"the model's head is for {cls.name} ({cls.description}), which needs more than a text; give a file"
+            f"{cls.file_with}"
         )
 
     # Scores
@@ -293,6 +297,7 @@ class Form:
     def __init__(self, task: Task, tokenizer: Tokenizer, settings: FormSettings) -> None:
         self.task, self.tokenizer = task, tokenizer
         self.settings: Any = self.settings_of(settings)
+        self.index = {label: i for i, label in enumerate(task.labels or ())}
         self.cut = 0
 
     def head(self, family: Family, model: Model) -> TaskHead:
@@ -302,6 +307,18 @@ class Form:
     def head_labels(self) -> tuple[str, ...]:
         """The names of the head's outputs, which the model folder stores."""
         return self.task.labels or ()
+
+    def num_labels(self) -> int:
+        """The number of labels.
+
+        Raises:
+            ConfigError: the task has none yet.
+        """
+        if not self.index:
+            raise ConfigError(
+                f"task {self.task.name!r} has no labels yet; take them from its training data (completed)"
+            )
+        return len(self.index)
 
     @property
     def reads_documents(self) -> bool:
@@ -465,11 +482,17 @@ def by_frequency(labels: Iterable[Any]) -> Chance | None:
     return Chance(float(-(shares * np.log(shares)).sum()), float(shares.max())) if len(counts) > 1 else None
 
 
-def label_at(task: Task, index: str) -> str | None:
-    """The label with the index ``index`` in the file; None if it is not an index, or if the files have no indices."""
-    assert task.labels is not None
-    is_index = task.indices and index.isascii() and index.isdigit() and int(index) < len(task.labels)
-    return task.labels[int(index)] if is_index else None
+def known_label(task: Task, raw: str, place: str, *, indices: bool = True, what: str = "label") -> str:
+    """The label that a file gives by name or, if ``indices`` and those of the task allow it, by index.
+
+    Raises:
+        DataError: not one of the task's labels.
+    """
+    if task.labels is None or raw in task.labels:
+        return raw
+    if indices and task.indices and raw.isascii() and raw.isdigit() and int(raw) < len(task.labels):
+        return task.labels[int(raw)]
+    raise DataError(f"{place}: {what} {raw!r} is not one of {', '.join(task.labels[:20])}; correct the row or the task")
 
 
 def check_number_of_labels(labels: Sequence[str], train: Split) -> None:
@@ -498,34 +521,30 @@ def takes_means(task: TaskHead | None) -> bool:
     return isinstance(task, Classification) and task.pooling == "mean"
 
 
-def summary_places(batch: TaskBatch, model: Network, tokenizer: Tokenizer) -> Chosen:
-    """The places (n,) of the summary tokens of all sequences: first token; last token for XLNet and left-to-right
-    models.
+def summary_scores(
+    model: Network, states: States, batch: TaskBatch, tokenizer: Tokenizer, noise: Noise | None
+) -> tuple[Tensor, Chosen]:
+    """The head's scores (n, labels) of all sequences, and the places (n,) of their summary tokens: first token; last
+    token for XLNet and left-to-right models.
+
+    The head reads the vectors (n, D) at these places, or means over the sequences; through the pooler if it has one.
     """
+    head = model.task
+    assert isinstance(head, ClassificationHead)
     rows, slots = batch.sequences()
     at = batch.labels["begin"]
     if tokenizer.framing == "xlnet" or model.config.encoder.causal:
         at = (at + batch.labels["length"] - 1).clamp(min=0)
-    return Chosen(at, rows, slots)
-
-
-def summaries(
-    model: Network, states: States, batch: TaskBatch, chosen: Chosen, noise: Noise | None
-) -> tuple[Tensor, Tensor | None]:
-    """The vectors (n, D) at the summary tokens, or means over the sequences, and the seeds of their dropout.
-
-    They go through the pooler if the head reads it.
-    """
-    seeds = None if noise is None else noise.at(chosen.rows, chosen.places)
-    task = model.config.task
-    if takes_means(task):
+    chosen = Chosen(at, rows, slots)
+    seeds = None if noise is None else noise.at(rows, chosen.places)
+    if takes_means(head.config):
         place = torch.arange(batch.ids.shape[1], device=batch.ids.device)
         begin, length = (batch.labels[name][..., None] for name in ("begin", "length"))
         inside = (place >= begin) & (place < begin + length)  # (B, slots, L)
-        x = (torch.bmm(inside.to(states.last.dtype), states.last) / length.clamp(min=1))[chosen.rows, chosen.slots]
+        x = (torch.bmm(inside.to(states.last.dtype), states.last) / length.clamp(min=1))[rows, slots]
     else:
         x = model.encoder.last_at(states, chosen, noise)
-    if isinstance(task, Classification) and task.summary == "pooler":
+    if head.config.summary == "pooler":
         assert model.pooler is not None
         x = model.pooler(x, seeds)
-    return x, seeds
+    return head(x, seeds), chosen

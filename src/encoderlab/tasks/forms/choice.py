@@ -29,8 +29,7 @@ from encoderlab.tasks.forms.base import (
     Predictions,
     Scores,
     log_softmax,
-    summaries,
-    summary_places,
+    summary_scores,
 )
 from encoderlab.tasks.forms.batching import Encoded, Item, TaskBatch, groups, to_numpy
 from encoderlab.tasks.scoring import answers
@@ -74,6 +73,7 @@ class ChoiceForm(Form):
     settings_type = ChoiceSettings
     columns = "options"
     layouts = (Options(context="context", question="question", options=("options",), answer="answer"),)
+    file_with = " with the columns context, question and options"
     metrics = ("accuracy",)
     baselines = {"majority": usual_place, "word overlap": overlapping_option}
     extras = frozenset({"distill", "sift"})
@@ -96,13 +96,6 @@ class ChoiceForm(Form):
     @classmethod
     def fits(cls, model: Network) -> bool:
         return isinstance(model.task, ClassificationHead) and model.config.labels == CHOICES
-
-    @classmethod
-    def of_line(cls, id: str, line: str) -> Example:
-        raise ConfigError(
-            f"the model's head is for {cls.name} ({cls.description}), which needs more than a text; give a file with "
-            f"the columns context, question and options"
-        )
 
     # Scores
 
@@ -257,10 +250,8 @@ class ChoiceForm(Form):
         self, model: Network, states: States, batch: TaskBatch, noise: Noise | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The score of every sequence, in the order of rows, its row and its slot; (n,) each."""
-        assert isinstance(model.task, ClassificationHead)
-        chosen = summary_places(batch, model, self.tokenizer)
-        x, seeds = summaries(model, states, batch, chosen, noise)
-        return model.task(x, seeds)[:, 0].float(), chosen.rows, chosen.slots
+        scores, chosen = summary_scores(model, states, batch, self.tokenizer, noise)
+        return scores[:, 0].float(), chosen.rows, chosen.slots
 
     # Predictions
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from encoderlab.batches.batch import IGNORE
 from encoderlab.config import PositiveShare, Rate
 from encoderlab.corpus.tokenizer import Tokenizer
-from encoderlab.errors import ConfigError, DataError
+from encoderlab.errors import ConfigError
 from encoderlab.model import Model
 from encoderlab.models.base import Family
 from encoderlab.nn.encoder import States
@@ -29,12 +29,12 @@ from encoderlab.tasks.forms.base import (
     Scores,
     by_frequency,
     check_number_of_labels,
-    label_at,
+    known_label,
 )
 from encoderlab.tasks.forms.batching import Item, TaskBatch
 from encoderlab.tasks.forms.texts import TextForm, TextSettings, label_of, one_label
 from encoderlab.tasks.scoring import metrics
-from encoderlab.tasks.scoring.analysis import Mistake, by_class, confusion, texts_of
+from encoderlab.tasks.scoring.analysis import Mistake, by_class, confusion
 from encoderlab.tasks.scoring.baselines import bag_of_words, majority, threshold_on_overlap
 from encoderlab.tasks.scoring.thresholds import Goal, threshold_for
 from encoderlab.train.data import Chance
@@ -169,10 +169,8 @@ class ClassificationForm(TextForm):
 
     @classmethod
     def mistake(cls, task: Task, place: int, example: Any, value: Any, detail: Mapping[str, Any]) -> Mistake:
-        texts = texts_of({"text": example.text, "second text": example.pair})
         sure = float(detail["probabilities"][(task.labels or ()).index(value)])
-        gold, guess = label_of(example), str(value)
-        return Mistake(place=place, id=example.id, texts=texts, gold=gold, predicted=guess, sure=sure)
+        return replace(super().mistake(task, place, example, value, detail), sure=sure)
 
     @classmethod
     def details_of(cls, task: Task, examples: Sequence[Any], values: Sequence[Any]) -> dict[str, Any]:
@@ -188,7 +186,6 @@ class ClassificationForm(TextForm):
 
     def __init__(self, task: Task, tokenizer: Tokenizer, settings: FormSettings) -> None:
         super().__init__(task, tokenizer, settings)
-        self.index = {label: i for i, label in enumerate(task.labels or ())}
         self.weights: list[float] | None = None
 
     def items(self, examples: Sequence[Example], *, train: bool = False) -> list[Item]:
@@ -207,14 +204,7 @@ class ClassificationForm(TextForm):
         return [some[i % len(some)] for some in of_class.values() if some for i in range(most)]
 
     def head(self, family: Family, model: Model) -> TaskHead:
-        if not self.index:
-            raise ConfigError(
-                f"task {self.task.name!r} has no labels yet; take them from its training data (completed)"
-            )
-        return replace(family.classification, labels=len(self.index))
-
-    def head_labels(self) -> tuple[str, ...]:
-        return tuple(self.index)
+        return replace(family.classification, labels=self.num_labels())
 
     def _target(self, example: Text) -> int:
         return IGNORE if example.label is None else self.index.get(str(example.label), IGNORE)
@@ -269,7 +259,4 @@ def _parsed(task: Task, raw: str, place: str) -> str | None:
     for other in (raw.removesuffix(".0"), f"{raw}.0"):  # a number that was written as a float, here or in training
         if other in task.labels:
             return other
-    raw = raw.removesuffix(".0")
-    if not any(label.isdigit() for label in task.labels) and (named := label_at(task, raw)) is not None:
-        return named
-    raise DataError(f"{place}: label {raw!r} is not one of {', '.join(task.labels[:20])}; correct the row or the task")
+    return known_label(task, raw.removesuffix(".0"), place, indices=not any(label.isdigit() for label in task.labels))

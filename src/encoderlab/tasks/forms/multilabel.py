@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from encoderlab.config import PositiveShare
-from encoderlab.corpus.tokenizer import Tokenizer
-from encoderlab.errors import ConfigError, DataError
+from encoderlab.errors import DataError
 from encoderlab.model import Model
 from encoderlab.models.base import Family
 from encoderlab.nn.encoder import States
@@ -23,11 +22,11 @@ from encoderlab.objectives.base import Term
 from encoderlab.tasks.data.examples import Example, Remarks, Split, Text, labels_of
 from encoderlab.tasks.data.readers import Columns, Layout
 from encoderlab.tasks.data.readers.texts import parts_of
-from encoderlab.tasks.forms.base import FormSettings, Network, Predictions, Scores, by_frequency, label_at
+from encoderlab.tasks.forms.base import FormSettings, Network, Predictions, Scores, by_frequency, known_label
 from encoderlab.tasks.forms.batching import Item, TaskBatch
 from encoderlab.tasks.forms.texts import TextForm, TextSettings, label_of
 from encoderlab.tasks.scoring import metrics
-from encoderlab.tasks.scoring.analysis import Mistake, by_class, texts_of
+from encoderlab.tasks.scoring.analysis import by_class
 from encoderlab.tasks.scoring.baselines import bags_of_words, most_frequent_labels
 from encoderlab.tasks.scoring.thresholds import Goal, threshold_for
 from encoderlab.train.data import Chance
@@ -106,7 +105,7 @@ class MultiLabelForm(TextForm):
         if example.label is None:
             return example
         names = example.label if isinstance(example.label, tuple) else (str(example.label),)
-        labels = (_parsed(task, label.strip(), place) for label in names if label.strip())
+        labels = (known_label(task, label.strip(), place) for label in names if label.strip())
         return replace(example, label=tuple(dict.fromkeys(labels)))
 
     @classmethod
@@ -160,11 +159,9 @@ class MultiLabelForm(TextForm):
         shares = [share if label in gold else 1 - share for label, share in detail["probabilities"].items()]
         return -float(np.log(np.clip(shares, 1e-30, 1)).sum())
 
-    @classmethod
-    def mistake(cls, task: Task, place: int, example: Any, value: Any, detail: Mapping[str, Any]) -> Mistake:
-        texts = texts_of({"text": example.text, "second text": example.pair})
-        gold, guess = (", ".join(labels) or "none" for labels in (label_of(example), value))
-        return Mistake(place=place, id=example.id, texts=texts, gold=gold, predicted=guess)
+    @staticmethod
+    def in_words(label: Any) -> str:
+        return ", ".join(label) or "none"
 
     @classmethod
     def details_of(cls, task: Task, examples: Sequence[Any], values: Sequence[Any]) -> dict[str, Any]:
@@ -178,14 +175,8 @@ class MultiLabelForm(TextForm):
 
     # Encoding and losses
 
-    def __init__(self, task: Task, tokenizer: Tokenizer, settings: FormSettings) -> None:
-        super().__init__(task, tokenizer, settings)
-        self.index = {label: i for i, label in enumerate(task.labels or ())}
-
     def head(self, family: Family, model: Model) -> TaskHead:
-        if not self.index:
-            raise ConfigError(f"task {self.task.name!r} has no labels yet; take them from training data (completed)")
-        return replace(family.classification, labels=len(self.index), several=True)
+        return replace(family.classification, labels=self.num_labels(), several=True)
 
     def _target(self, example: Text) -> list[float]:
         if example.label is None:
@@ -274,16 +265,3 @@ def _separator(cells: set[str]) -> str | None:
     if full and all(cell.startswith("[") and cell.endswith("]") for cell in full):
         return "[]"
     return next((mark for mark in SEPARATORS if any(mark in cell for cell in full)), None)
-
-
-def _parsed(task: Task, raw: str, place: str) -> str:
-    """The label that the file gives by name or index.
-
-    Raises:
-        DataError: not one of the task's labels.
-    """
-    if task.labels is None or raw in task.labels:
-        return raw
-    if (named := label_at(task, raw)) is not None:
-        return named
-    raise DataError(f"{place}: label {raw!r} is not one of {', '.join(task.labels[:20])}; correct the row or the task")

@@ -27,7 +27,7 @@ from encoderlab.tasks.forms.base import FormSettings, Network, Predictions, Scor
 from encoderlab.tasks.forms.batching import Item, TaskBatch
 from encoderlab.tasks.forms.texts import TextForm, TextSettings, label_of, one_label
 from encoderlab.tasks.scoring import metrics
-from encoderlab.tasks.scoring.analysis import POINTS, Mistake, texts_of
+from encoderlab.tasks.scoring.analysis import POINTS
 from encoderlab.tasks.scoring.baselines import mean_number, overlap_number
 
 if TYPE_CHECKING:
@@ -118,11 +118,9 @@ class RegressionForm(TextForm):
         """The distance to the gold number; infinite for what is not finite."""
         return abs(float(label_of(example)) - value) if math.isfinite(value) else math.inf
 
-    @classmethod
-    def mistake(cls, task: Task, place: int, example: Any, value: Any, detail: Mapping[str, Any]) -> Mistake:
-        texts = texts_of({"text": example.text, "second text": example.pair})
-        gold, guess = f"{float(label_of(example)):.4g}", f"{value:.4g}"
-        return Mistake(place=place, id=example.id, texts=texts, gold=gold, predicted=guess)
+    @staticmethod
+    def in_words(label: Any) -> str:
+        return f"{float(label):.4g}"
 
     @classmethod
     def details_of(cls, task: Task, examples: Sequence[Any], values: Sequence[Any]) -> dict[str, Any]:

@@ -146,6 +146,7 @@ class SpanForm(Form):
     settings_type = SpanSettings
     columns = "passages"
     layouts = (Squad(),)
+    file_with = " with the columns question and context, or in SQuAD's form"
     metrics = ("f1", "exact")
     baselines = {"majority": no_answer, "word overlap": overlapping_sentence}
     extras = frozenset({"distill"})
@@ -177,13 +178,6 @@ class SpanForm(Form):
     @classmethod
     def labels_of_head(cls, labels: tuple[str, ...]) -> tuple[str, ...] | None:
         return labels or None
-
-    @classmethod
-    def of_line(cls, id: str, line: str) -> Example:
-        raise ConfigError(
-            f"the model's head is for {cls.name} ({cls.description}), which needs more than a text; give a file with "
-            f"the columns question and context, or in SQuAD's form"
-        )
 
     # Scores
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from encoderlab.batches.batch import IGNORE
-from encoderlab.corpus.tokenizer import Encoding, Tokenizer
+from encoderlab.corpus.tokenizer import Encoding
 from encoderlab.corpus.words import is_cjk
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.model import Model
@@ -30,7 +30,7 @@ from encoderlab.tasks.forms.base import (
     Scores,
     by_frequency,
     check_number_of_labels,
-    label_at,
+    known_label,
     log_softmax,
 )
 from encoderlab.tasks.forms.batching import Encoded, Item, TaskBatch, to_numpy
@@ -99,8 +99,9 @@ class TaggingForm(Form):
         if example.tags is None or task.labels is None:
             return example
         path = place.rpartition(":")[0]
-        tags = (_parsed(task, tag, f"{path}:{example.row + i * example.by_line}") for i, tag in enumerate(example.tags))
-        return replace(example, tags=tuple(tags))
+        rows = (example.row + i * example.by_line for i in range(len(example.tags)))
+        tags = zip(example.tags, rows, strict=True)
+        return replace(example, tags=tuple(known_label(task, tag, f"{path}:{row}", what="tag") for tag, row in tags))
 
     @classmethod
     def completed(cls, task: Task, train: Split) -> Task:
@@ -179,14 +180,8 @@ class TaggingForm(Form):
 
     # Encoding and losses
 
-    def __init__(self, task: Task, tokenizer: Tokenizer, settings: FormSettings) -> None:
-        super().__init__(task, tokenizer, settings)
-        self.index = {tag: i for i, tag in enumerate(task.labels or ())}
-
     def head(self, family: Family, model: Model) -> TaskHead:
-        if not self.index:
-            raise ConfigError(f"task {self.task.name!r} has no tags yet; take them from its training data (completed)")
-        return replace(family.tagging, labels=len(self.index))
+        return replace(family.tagging, labels=self.num_labels())
 
     @property
     def reads_documents(self) -> bool:
@@ -338,17 +333,3 @@ def first_tokens(words: Sequence[str], encoding: Encoding) -> np.ndarray:
         if begin < end and seen < word < len(words) and end <= starts[word] + lengths[word]:
             tokens[token] = seen = word
     return tokens
-
-
-def _parsed(task: Task, tag: str, place: str) -> str:
-    """The tag that the file gives by name or index.
-
-    Raises:
-        DataError: not one of the task's tags.
-    """
-    assert task.labels is not None
-    if tag in task.labels:
-        return tag
-    if (named := label_at(task, tag)) is not None:
-        return named
-    raise DataError(f"{place}: tag {tag!r} is not one of {', '.join(task.labels[:20])}; correct the row or the task")

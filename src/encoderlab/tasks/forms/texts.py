@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,12 +15,15 @@ from torch import Tensor
 from encoderlab.corpus.tokenizer import Encoding
 from encoderlab.errors import DataError
 from encoderlab.nn.encoder import States
-from encoderlab.nn.heads import ClassificationHead
 from encoderlab.nn.noise import Noise
 from encoderlab.tasks.data.examples import Example, Split, Text
 from encoderlab.tasks.data.readers import Columns
-from encoderlab.tasks.forms.base import Form, FormSettings, Network, Predictions, summaries, summary_places
+from encoderlab.tasks.forms.base import Form, FormSettings, Network, Predictions, summary_scores
 from encoderlab.tasks.forms.batching import OPTIONS, Encoded, Item, TaskBatch, groups, to_numpy
+from encoderlab.tasks.scoring.analysis import Mistake, texts_of
+
+if TYPE_CHECKING:
+    from encoderlab.tasks.data.task import Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +71,17 @@ class TextForm(Form):
     def suited(cls, settings: FormSettings, train: Split) -> FormSettings:
         assert isinstance(settings, TextSettings)
         return replace(settings, pairs=train.examples[0].pair is not None)
+
+    @classmethod
+    def mistake(cls, task: Task, place: int, example: Any, value: Any, detail: Mapping[str, Any]) -> Mistake:
+        texts = texts_of({"text": example.text, "second text": example.pair})
+        gold, guess = cls.in_words(label_of(example)), cls.in_words(value)
+        return Mistake(place=place, id=example.id, texts=texts, gold=gold, predicted=guess)
+
+    @staticmethod
+    def in_words(label: Any) -> str:
+        """A label, gold or predicted, as a reader of mistakes sees it."""
+        return str(label)
 
     def _target(self, example: Text) -> Any:
         """The target of the head: a number, or an array of numbers."""
@@ -153,10 +167,7 @@ class TextForm(Form):
 
     def all_scores(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> Tensor:
         """Scores (n, labels) of all examples in their order."""
-        assert isinstance(model.task, ClassificationHead)
-        chosen = summary_places(batch, model, self.tokenizer)
-        x, seeds = summaries(model, states, batch, chosen, noise)
-        scores = model.task(x, seeds)
+        scores, _ = summary_scores(model, states, batch, self.tokenizer, noise)
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         group, sizes = groups(batch)
         return scores.new_zeros(len(sizes), scores.shape[1]).index_add(0, group, scores) / sizes[:, None]
