@@ -112,7 +112,7 @@ def test_networks_that_read_the_same_layers_share_their_activations(tmp_path, mo
 def test_sentences_of_a_packed_row_are_read_alone(tmp_path):
     store, form, splits = store_of(tmp_path)
     items = rows(store, form, splits)
-    small = features.FrozenModel(store, LSTM, form.head(FAMILIES["bert"], model()), form.head_labels(), 1)
+    small = features.FrozenModel(store, LSTM, form.head(FAMILIES["bert"]), form.head_labels(), 1)
     losses = [
         TaskObjective(small, form)(pack(items, pad=0, room=64, mode=mode))[0]["tagging"]
         for mode in ("packed", "dynamic")

@@ -41,7 +41,7 @@ def fresh(name: str, size: str = "bert-tiny", *, seed: int = 2, labels: tuple[st
     task = replace(task, labels=labels) if labels else task
     start = model(size, **shape).initialize(seed)
     form = form_of(task, start, FormSettings(max_length=48))
-    head = replace(form.head(FAMILIES[start.config.family], start), dropout=0.0)
+    head = replace(form.head(FAMILIES[start.config.family]), dropout=0.0)
     start, _ = with_head(start, form, seed=seed, head=head)
     with torch.no_grad():
         for parameter in start.task.parameters():

@@ -539,7 +539,7 @@ def losses_of(labels, noisy=True, **settings):
     task = replace(task, labels=("a", "b", "c"))
     start = model()
     form = form_of(task, start, ClassificationSettings(max_length=16, **settings))
-    network, _ = with_head(start, form, seed=1, head=replace(form.head(FAMILIES["bert"], start), dropout=0.0))
+    network, _ = with_head(start, form, seed=1, head=replace(form.head(FAMILIES["bert"]), dropout=0.0))
     objective = TaskObjective(network, form)
     items = form.items([Text(id=str(i), text=WORDS[i], label=label) for i, label in enumerate(labels)], train=True)
     batch = pack(items, pad=0, room=64, mode="dynamic")

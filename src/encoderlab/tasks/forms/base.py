@@ -300,7 +300,7 @@ class Form:
         self.index = {label: i for i, label in enumerate(task.labels or ())}
         self.cut = 0
 
-    def head(self, family: Family, model: Model) -> TaskHead:
+    def head(self, family: Family) -> TaskHead:
         """The head that the family's papers use for this form."""
         raise NotImplementedError
 
@@ -441,19 +441,13 @@ class Form:
             for item in zip(*outputs, strict=True)
         ]
 
-    def together(
-        self,
-        items: Sequence[Sequence[Item]],
-        outputs: Sequence[Sequence[Any]],
-        predictions: Sequence[Predictions],
-        examples: Sequence[Example],
-    ) -> Predictions:
-        """The ensemble's predictions from the items, outputs and predictions of each member.
+    def together(self, members: Sequence[Answers], examples: Sequence[Example]) -> Predictions:
+        """The ensemble's predictions from the answers of each member.
 
         Raises:
             ConfigError: the members read different parts of the examples.
         """
-        return self.decode(items[0], self.average(outputs), examples)
+        return self.decode(members[0].items, self.average([member.outputs for member in members]), examples)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -473,6 +467,15 @@ class Predictions:
     null_odds: dict[str, float] | None = None
     nbest: dict[str, list[dict[str, Any]]] | None = None
     threshold: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """What one member of an ensemble makes of the examples: its items, its head's outputs and its predictions."""
+
+    items: Sequence[Item]
+    outputs: Sequence[Any]
+    predictions: Predictions
 
 
 def by_frequency(labels: Iterable[Any]) -> Chance | None:

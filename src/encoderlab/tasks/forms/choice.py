@@ -14,7 +14,6 @@ from torch import Tensor
 
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.interchange.heads import CHOICES
-from encoderlab.model import Model
 from encoderlab.models.base import Family
 from encoderlab.nn.encoder import States
 from encoderlab.nn.heads import ClassificationHead, TaskHead
@@ -140,7 +139,7 @@ class ChoiceForm(Form):
 
     # Encoding and losses
 
-    def head(self, family: Family, model: Model) -> TaskHead:
+    def head(self, family: Family) -> TaskHead:
         return replace(family.classification, labels=1)
 
     def head_labels(self) -> tuple[str, ...]:

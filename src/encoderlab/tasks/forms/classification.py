@@ -15,7 +15,6 @@ from encoderlab.batches.batch import IGNORE
 from encoderlab.config import PositiveShare, Rate
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError
-from encoderlab.model import Model
 from encoderlab.models.base import Family
 from encoderlab.nn.encoder import States
 from encoderlab.nn.heads import ClassificationHead, TaskHead
@@ -203,7 +202,7 @@ class ClassificationForm(TextForm):
         most = max(counts.values())
         return [some[i % len(some)] for some in of_class.values() if some for i in range(most)]
 
-    def head(self, family: Family, model: Model) -> TaskHead:
+    def head(self, family: Family) -> TaskHead:
         return replace(family.classification, labels=self.num_labels())
 
     def _target(self, example: Text) -> int:

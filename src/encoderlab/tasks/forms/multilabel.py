@@ -13,7 +13,6 @@ from torch import Tensor
 
 from encoderlab.config import PositiveShare
 from encoderlab.errors import DataError
-from encoderlab.model import Model
 from encoderlab.models.base import Family
 from encoderlab.nn.encoder import States
 from encoderlab.nn.heads import ClassificationHead, TaskHead
@@ -175,7 +174,7 @@ class MultiLabelForm(TextForm):
 
     # Encoding and losses
 
-    def head(self, family: Family, model: Model) -> TaskHead:
+    def head(self, family: Family) -> TaskHead:
         return replace(family.classification, labels=self.num_labels(), several=True)
 
     def _target(self, example: Text) -> list[float]:

@@ -86,7 +86,7 @@ def with_head(
         ConfigError: ``head`` is of another kind than the task needs.
     """
     own = model.config.task
-    usual = form.head(FAMILIES[model.config.family], model)
+    usual = form.head(FAMILIES[model.config.family])
     chosen = head or usual
     if chosen.kind != usual.kind:
         raise ConfigError(

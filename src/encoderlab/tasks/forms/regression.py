@@ -15,7 +15,6 @@ from torch import Tensor
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.interchange.heads import CHOICES, NUMBER
-from encoderlab.model import Model
 from encoderlab.models.base import Family
 from encoderlab.nn.encoder import States
 from encoderlab.nn.heads import ClassificationHead, TaskHead
@@ -137,7 +136,7 @@ class RegressionForm(TextForm):
         if self.settings.targets == "unit" and task.range is not None:
             self.offset, self.factor = task.range[0], task.range[1] - task.range[0]
 
-    def head(self, family: Family, model: Model) -> TaskHead:
+    def head(self, family: Family) -> TaskHead:
         return replace(family.classification, labels=1)
 
     def head_labels(self) -> tuple[str, ...]:

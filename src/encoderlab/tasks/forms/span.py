@@ -19,7 +19,6 @@ from torch import Tensor
 from encoderlab.config import Count, NonNegative
 from encoderlab.corpus.tokenizer import Encoding, Tokenizer
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.model import Model
 from encoderlab.models.base import Family
 from encoderlab.nn.encoder import States
 from encoderlab.nn.heads import SpanHead, TaskHead
@@ -27,7 +26,7 @@ from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Term
 from encoderlab.tasks.data.examples import Answer, Example, Question, Split
 from encoderlab.tasks.data.readers import Squad
-from encoderlab.tasks.forms.base import Form, FormSettings, Network, Predictions, Scores, log_softmax
+from encoderlab.tasks.forms.base import Answers, Form, FormSettings, Network, Predictions, Scores, log_softmax
 from encoderlab.tasks.forms.batching import Encoded, Item, TaskBatch
 from encoderlab.tasks.scoring import answers
 from encoderlab.tasks.scoring.analysis import Mistake, texts_of
@@ -242,7 +241,7 @@ class SpanForm(Form):
         super().__init__(task, tokenizer, settings)
         self.nullable = task.labels == NULLABLE
 
-    def head(self, family: Family, model: Model) -> TaskHead:
+    def head(self, family: Family) -> TaskHead:
         return family.span
 
     def head_labels(self) -> tuple[str, ...]:
@@ -505,13 +504,8 @@ class SpanForm(Form):
         windows = self.tokenizer.hash(), settings.max_length, settings.stride, settings.query_length
         return *windows, model.task.config.variant, self.head_labels()
 
-    def together(
-        self,
-        items: Sequence[Sequence[Item]],
-        outputs: Sequence[Sequence[Any]],
-        predictions: Sequence[Predictions],
-        examples: Sequence[Example],
-    ) -> Predictions:
+    def together(self, members: Sequence[Answers], examples: Sequence[Example]) -> Predictions:
+        predictions = [member.predictions for member in members]
         return average_answers(predictions, float(np.mean([member.threshold for member in predictions])))
 
 

@@ -14,7 +14,6 @@ from encoderlab.batches.batch import IGNORE
 from encoderlab.corpus.tokenizer import Encoding
 from encoderlab.corpus.words import is_cjk
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.model import Model
 from encoderlab.models.base import Family
 from encoderlab.nn.encoder import States
 from encoderlab.nn.heads import TaggingHead, TaskHead
@@ -23,6 +22,7 @@ from encoderlab.objectives.base import Term
 from encoderlab.tasks.data.examples import Example, Remarks, Split, TaggedWords, labels_of
 from encoderlab.tasks.data.readers import Conll, Layout, WordLists
 from encoderlab.tasks.forms.base import (
+    Answers,
     Form,
     FormSettings,
     Network,
@@ -180,7 +180,7 @@ class TaggingForm(Form):
 
     # Encoding and losses
 
-    def head(self, family: Family, model: Model) -> TaskHead:
+    def head(self, family: Family) -> TaskHead:
         return replace(family.tagging, labels=self.num_labels())
 
     @property
@@ -303,18 +303,12 @@ class TaggingForm(Form):
                 details[item.example]["scores"][word] = float(row[best])
         return Predictions(values=[tuple(value) for value in values], details=details)
 
-    def together(
-        self,
-        items: Sequence[Sequence[Item]],
-        outputs: Sequence[Sequence[Any]],
-        predictions: Sequence[Predictions],
-        examples: Sequence[Example],
-    ) -> Predictions:
-        if len({tuple(len(item.sequences[0].marks["word"]) for item in encoded) for encoded in items}) > 1:
+    def together(self, members: Sequence[Answers], examples: Sequence[Example]) -> Predictions:
+        if len({tuple(len(item.sequences[0].marks["word"]) for item in member.items) for member in members}) > 1:
             raise ConfigError(
                 "the models of the ensemble cut sentences differently; give models with one tokenizer and max_length"
             )
-        return super().together(items, outputs, predictions, examples)
+        return super().together(members, examples)
 
 
 def first_tokens(words: Sequence[str], encoding: Encoding) -> np.ndarray:

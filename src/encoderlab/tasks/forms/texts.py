@@ -18,7 +18,7 @@ from encoderlab.nn.encoder import States
 from encoderlab.nn.noise import Noise
 from encoderlab.tasks.data.examples import Example, Split, Text
 from encoderlab.tasks.data.readers import Columns
-from encoderlab.tasks.forms.base import Form, FormSettings, Network, Predictions, summary_scores
+from encoderlab.tasks.forms.base import Answers, Form, FormSettings, Network, Predictions, summary_scores
 from encoderlab.tasks.forms.batching import OPTIONS, Encoded, Item, TaskBatch, groups, to_numpy
 from encoderlab.tasks.scoring.analysis import Mistake, texts_of
 
@@ -182,17 +182,12 @@ class TextForm(Form):
         """The head's scores as :meth:`decode` takes them."""
         return scores
 
-    def together(
-        self,
-        items: Sequence[Sequence[Item]],
-        outputs: Sequence[Sequence[Any]],
-        predictions: Sequence[Predictions],
-        examples: Sequence[Example],
-    ) -> Predictions:
+    def together(self, members: Sequence[Answers], examples: Sequence[Example]) -> Predictions:
         form = copy.copy(self)
-        if any(member.threshold for member in predictions):  # a member without one decides by 1/2
-            form.threshold = float(np.mean([member.threshold or 0.5 for member in predictions]))
-        return form.decode(items[0], self.average(outputs), examples)
+        thresholds = [member.predictions.threshold for member in members]
+        if any(thresholds):  # a member without one decides by 1/2
+            form.threshold = float(np.mean([threshold or 0.5 for threshold in thresholds]))
+        return form.decode(members[0].items, self.average([member.outputs for member in members]), examples)
 
 
 def _targets(batch: TaskBatch) -> Tensor:

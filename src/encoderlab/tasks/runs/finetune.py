@@ -247,12 +247,12 @@ class FineTuning:
         head, family = recipe.head, FAMILIES[start.config.family]
         if head is None and recipe.head_dropout is not None:
             own = start.config.task if self.same and recipe.frozen is None else None
-            head = replace(own or form.head(family, start), dropout=recipe.head_dropout)
+            head = replace(own or form.head(family), dropout=recipe.head_dropout)
         if recipe.frozen is None:
             network, said = with_head(start, form, seed=recipe.seed, head=head, same=self.same)
             return network, form, said
         store = Store(self.out.parent / "features", start.to(self.world.device), recipe.frozen, weights_hash(start))
-        head = head or form.head(family, start)
+        head = head or form.head(family)
         small = FrozenModel(store, recipe.frozen, head, form.head_labels(), recipe.seed)
         return small, form, f"trained on {recipe.frozen.layers} of the frozen encoder"
 

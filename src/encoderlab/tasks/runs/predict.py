@@ -21,7 +21,7 @@ from encoderlab.inference import batch_tokens, evaluating, reading_apart
 from encoderlab.model import Model, weights_hash
 from encoderlab.part_files import PartFile
 from encoderlab.tasks.data.task import Example, Question, Remarks, Task, Text
-from encoderlab.tasks.forms.base import FormSettings, Network, Predictions
+from encoderlab.tasks.forms.base import Answers, FormSettings, Network, Predictions
 from encoderlab.tasks.forms.batching import Item, TaskBatch, sorted_batches
 from encoderlab.tasks.forms.objective import TaskObjective, form_of
 from encoderlab.tasks.forms.table import FORMS
@@ -116,16 +116,16 @@ def predict_ensemble(
         raise ConfigError("the ensemble has no models; give at least one")
     if len(members) > 1 and joint_windows(members):
         return _joint_answers(members, examples), [member.predict(examples) for member in members]
-    own, outputs, items = [], [], []
+    each = []
     for member in members:
-        encoded = member.form.items(examples)
-        items.append(encoded)
-        outputs.append(member.outputs(encoded))
-        own.append(member.form.decode(encoded, outputs[-1], examples))
+        items = member.form.items(examples)
+        outputs = member.outputs(items)
+        predictions = member.form.decode(items, outputs, examples)
+        each.append(Answers(items=items, outputs=outputs, predictions=predictions))
     labels = {member.form.head_labels() for member in members}
     if len(labels) > 1:
         raise ConfigError(f"the models of the ensemble have different labels ({' / '.join(map(str, labels))[:200]})")
-    return members[0].form.together(items, outputs, own, examples), own
+    return members[0].form.together(each, examples), [answers.predictions for answers in each]
 
 
 def joint_windows(members: Sequence[Predictor]) -> bool:
