@@ -234,9 +234,6 @@ def _check_characters(example: Example, place: str) -> None:
     Raises:
         DataError: it contains half of a surrogate pair.
     """
-    labels: Any = (
-        example.label if isinstance(example, Text) else example.tags if isinstance(example, TaggedWords) else ()
-    )
-    for label in labels if isinstance(labels, tuple) else (labels,):
-        if isinstance(label, str) and not label.isascii() and SURROGATE.search(label):
+    for label in example.labels:
+        if not label.isascii() and SURROGATE.search(label):
             raise DataError(f"{place}: label {label!a} contains half of a surrogate pair; correct it")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,14 +79,19 @@ class Analysis:
 
 
 def by_class(
-    gold: Iterable[Iterable[Any]], predicted: Iterable[Iterable[Any]], classes: Sequence[str] = ()
+    gold: Iterable[Iterable[Any]],
+    predicted: Iterable[Iterable[Any]],
+    classes: Sequence[str] = (),
+    of: Callable[[Any], str] = str,
 ) -> dict[str, ClassScore]:
-    """The counts of each class from what every example has and was given; ``classes`` come first."""
+    """The counts of each class from what every example has and was given, whose class is ``of`` it; ``classes`` come
+    first.
+    """
     counts: dict[str, Counter[str]] = {"correct": Counter(), "predicted": Counter(), "gold": Counter()}
     for right, guess in zip(gold, predicted, strict=True):
         a, b = set(right), set(guess)
         for name, some in (("gold", a), ("predicted", b), ("correct", a & b)):
-            counts[name].update(some)
+            counts[name].update(map(of, some))
     names = dict.fromkeys([*classes, *sorted({*counts["gold"], *counts["predicted"]})])
     return {name: ClassScore(**{kind: counter[name] for kind, counter in counts.items()}) for name in names}
 

@@ -40,10 +40,14 @@ def token_f1(gold: str, predicted: str, normalize: Normalizer = normalize) -> fl
     right, guess = normalize(gold).split(), normalize(predicted).split()
     if not right or not guess:
         return int(right == guess)
-    common = (Counter(right) & Counter(guess)).total()
+    return _f1((Counter(right) & Counter(guess)).total(), len(guess), len(right))
+
+
+def _f1(common: int, guessed: int, right: int) -> float:
+    """F1 of ``common`` words, of so many that were guessed and so many that are right."""
     if common == 0:
         return 0
-    precision, recall = 1.0 * common / len(guess), 1.0 * common / len(right)
+    precision, recall = 1.0 * common / guessed, 1.0 * common / right
     return 2 * precision * recall / (precision + recall)
 
 
@@ -79,7 +83,8 @@ def squad(
         ``exact``, ``f1``, ``total``; with questions of both kinds also ``has_answer_*`` and ``no_answer_*``.
     """
     has_answer = {key: bool(answers) for key, answers in gold.items()}
-    raw = {name: _best(gold, predicted, scorer) for name, scorer in (("exact", exact), ("f1", token_f1))}
+    counted = {key: references(answers) for key, answers in gold.items()}
+    raw = {name: _best(counted, predicted, scorer) for name, scorer in (("exact", exact), ("f1", token_f1))}
     final = raw
     if null_odds is not None:
         final = {
@@ -199,11 +204,7 @@ def cmrc_exact(gold: str, predicted: str) -> int:
 def cmrc_f1(gold: str, predicted: str) -> float:
     """F1 of the longest run of segments that both texts share."""
     right, guess = mixed_segments(gold), mixed_segments(predicted)
-    common = _longest_run(right, guess)
-    if common == 0:
-        return 0
-    precision, recall = 1.0 * common / len(guess), 1.0 * common / len(right)
-    return 2 * precision * recall / (precision + recall)
+    return _f1(_longest_run(right, guess), len(guess), len(right))
 
 
 def mixed_segments(text: str) -> list[str]:
@@ -230,22 +231,18 @@ def _longest_run(a: Sequence[str], b: Sequence[str]) -> int:
 
 
 def _best(gold: Mapping[str, Sequence[str]], predicted: Mapping[str, str], scorer: Scorer) -> dict[str, float]:
-    return {key: _maximum(scorer, references(answers), predicted.get(key)) for key, answers in gold.items()}
+    """The best score over all references of each question; 0 without a prediction."""
+    return {
+        key: 0 if predicted.get(key) is None else max(scorer(answer, predicted[key]) for answer in answers or [""])
+        for key, answers in gold.items()
+    }
 
 
 def _over_all(
     gold: Mapping[str, Sequence[str]], predicted: Mapping[str, str], scorers: Mapping[str, Scorer]
 ) -> dict[str, float]:
-    """The mean over questions of the best score over all references."""
-    best_scores = {}
-    for name, scorer in scorers.items():
-        best = {key: _maximum(scorer, answers or [""], predicted.get(key)) for key, answers in gold.items()}
-        best_scores[name] = _percentage(best, list(gold))
-    return best_scores
-
-
-def _maximum(scorer: Scorer, answers: Sequence[str], guess: str | None) -> float:
-    return 0 if guess is None else max(scorer(answer, guess) for answer in answers)
+    """The means of :func:`_best` over questions."""
+    return {name: _percentage(_best(gold, predicted, scorer), list(gold)) for name, scorer in scorers.items()}
 
 
 def _percentage(scores: Mapping[str, float], keys: Sequence[str]) -> float:

@@ -42,11 +42,8 @@ def mean_number(train: Sequence[Any], dev: Sequence[Any]) -> list[float]:
 def bag_of_words(train: Sequence[Any], dev: Sequence[Any]) -> list[str]:
     """Logistic regression on TF-IDF of words and word pairs; of two texts, on both and on their common words."""
     names = sorted({str(example.label) for example in train})
-    features = TfIdf((_terms(example) for example in train), most=WEIGHTS // len(names))
     target = np.array([names.index(str(example.label)) for example in train])
-    model = LogisticRegression(len(names)).fit(features(_terms(example) for example in train), target)
-    scores = model.scores(features(_terms(example) for example in dev))
-    return [names[i] for i in scores.argmax(1)]
+    return [names[i] for i in _regressed(LogisticRegression(len(names)), train, target, dev).argmax(1)]
 
 
 def most_frequent_labels(train: Sequence[Any], dev: Sequence[Any]) -> list[tuple[str, ...]]:
@@ -58,11 +55,15 @@ def most_frequent_labels(train: Sequence[Any], dev: Sequence[Any]) -> list[tuple
 def bags_of_words(train: Sequence[Any], dev: Sequence[Any]) -> list[tuple[str, ...]]:
     """As :func:`bag_of_words`, a regression for every label; those with a probability above one half."""
     names = labels_of(train)
-    features = TfIdf((_terms(example) for example in train), most=WEIGHTS // len(names))
     target = np.array([[name in example.label for name in names] for example in train], dtype=float)
-    model = LogisticRegression(len(names), several=True).fit(features(_terms(example) for example in train), target)
-    scores = model.scores(features(_terms(example) for example in dev))
+    scores = _regressed(LogisticRegression(len(names), several=True), train, target, dev)
     return [tuple(names[i] for i in np.flatnonzero(row > 0)) for row in scores]
+
+
+def _regressed(model: LogisticRegression, train: Sequence[Any], target: np.ndarray, dev: Sequence[Any]) -> np.ndarray:
+    """The scores (n, classes) of ``dev`` by the ``model`` of the terms of ``train``."""
+    features = TfIdf(map(_terms, train), most=WEIGHTS // model.classes)
+    return model.fit(features(map(_terms, train)), target).scores(features(map(_terms, dev)))
 
 
 def _terms(example: Text) -> Iterator[str]:

@@ -7,12 +7,11 @@ Sang, CoNLL-2000) does the same for BIO and IOB1.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from encoderlab.errors import DataError
-from encoderlab.tasks.scoring.analysis import ClassScore
+from encoderlab.tasks.scoring.analysis import ClassScore, by_class
 
 Scheme = Literal["BIO", "IOB1", "BIOES", "BMES"]
 Entity = tuple[str, int, int]
@@ -115,22 +114,13 @@ def count_faults(tags: Sequence[str], scheme: Scheme) -> int:
     return faults
 
 
-def convert(tags: Sequence[str], scheme: Scheme = "BIO") -> list[str]:
-    """The same entities in another scheme."""
-    return write_tags(entities(tags), len(tags), scheme)
-
-
 def score_entities(
     gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
 ) -> tuple[ClassScore, dict[str, ClassScore]]:
     """Scores of all entities together and by entity type: an entity counts if type and both borders are equal."""
-    counts: dict[str, Counter[str]] = {"correct": Counter(), "predicted": Counter(), "gold": Counter()}
     for i, (right, guess) in enumerate(zip(gold, predicted, strict=True)):
         if len(right) != len(guess):
             raise DataError(f"sentence {i + 1}: {len(guess)} predicted tags for {len(right)} words")
-        a, b = set(entities(right)), set(entities(guess))
-        for name, spans in (("gold", a), ("predicted", b), ("correct", a & b)):
-            counts[name].update(kind for kind, _, _ in spans)
-    types = sorted(set(counts["gold"]) | set(counts["predicted"]))
-    by_type = {kind: ClassScore(**{name: counter[kind] for name, counter in counts.items()}) for kind in types}
-    return ClassScore(**{name: counter.total() for name, counter in counts.items()}), by_type
+    by_type = by_class(map(entities, gold), map(entities, predicted), of=lambda entity: entity[0])
+    total = {name: sum(getattr(score, name) for score in by_type.values()) for name in ("correct", "predicted", "gold")}
+    return ClassScore(**total), by_type
