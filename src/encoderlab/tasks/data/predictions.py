@@ -185,13 +185,8 @@ def _of_json(path: Path) -> Iterator[GivenPrediction]:
         for id, value in _pairs(path):
             yield GivenPrediction(row=0, value=value, id=id)
         return
-    for row, line in tables.lines(path):
-        if line.strip():
-            try:
-                item = json_value(line)
-            except ValueError as error:
-                raise DataError(f"{path}:{row}: not valid JSON ({error}); write one object per line") from None
-            yield from _of_item(path, row, item)
+    for row, item in tables.json_lines(path):
+        yield from _of_item(path, row, item)
 
 
 def _of_item(path: Path, row: int, item: Any) -> Iterator[GivenPrediction]:

@@ -109,18 +109,21 @@ def _json_elements(path: Path) -> Iterator[Record]:
 
 
 def _json_lines(path: Path) -> Iterator[Record]:
-    number = 0
-    for row, line in lines(path):
-        if not line.strip():
-            continue
-        try:
-            item = json_value(line)
-        except ValueError as error:
-            raise DataError(f"{path}:{row}: not valid JSON ({error}); write one object per line") from None
+    for number, (row, item) in enumerate(json_lines(path)):
         if not isinstance(item, dict):
             raise DataError(f"{path}:{row}: {type(item).__name__}, expected an object with named fields")
         yield Record(row, item, number)
-        number += 1
+
+
+def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """The values of the lines that are not empty, with their numbers, from 1."""
+    for row, line in lines(path):
+        if line.strip():
+            try:
+                value = json_value(line)
+            except ValueError as error:
+                raise DataError(f"{path}:{row}: not valid JSON ({error}); write one object per line") from None
+            yield row, value
 
 
 def document(path: Path) -> Any:
