@@ -182,15 +182,7 @@ class Score:
         files = []
         if submission is not None:
             with held_folder(submission):
-                files = write_submission(
-                    task,
-                    split,
-                    part.examples,
-                    together.values,
-                    submission,
-                    nbest=together.nbest,
-                    null_odds=together.null_odds,
-                )
+                files = write_submission(task, split, part.examples, together, submission)
         return {"task": task.name, "examples": len(part), "data": part.sha256, "scores": scores, "submission": files}
 
 

@@ -8,6 +8,7 @@ import pytest
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.tasks.data.suites import SUITES, TASKS, task
 from encoderlab.tasks.data.task import Choice, Question, Submission, TaggedWords, Text
+from encoderlab.tasks.forms.base import Predictions
 from encoderlab.tasks.runs.submit import write_submission
 from encoderlab.tasks.scoring.averages import AVERAGES
 from encoderlab.tasks.scoring.scores import score
@@ -43,49 +44,50 @@ def test_names_are_forgiving():
         task("squat1")
 
 
+def _write(task, split, examples, values, folder, **more):
+    return write_submission(task, split, examples, Predictions(values=values, details=[], **more), folder)
+
+
 def texts(n):
     return [Text(id=str(i), text="x") for i in range(n)]
 
 
 def test_glue_submission_counts_rows_and_names_labels(tmp_path):
-    path = write_submission(task("rte"), "test", texts(3000), ["entailment"] * 3000, tmp_path)[0]
+    path = _write(task("rte"), "test", texts(3000), ["entailment"] * 3000, tmp_path)[0]
     lines = path.read_text().splitlines()
     assert path.name == "RTE.tsv" and lines[:2] == ["index\tprediction", "0\tentailment"] and len(lines) == 3001
     with pytest.raises(DataError, match="10 predictions for test, the leaderboard expects 3,000"):
-        write_submission(task("rte"), "test", texts(10), ["entailment"] * 10, tmp_path)
+        _write(task("rte"), "test", texts(10), ["entailment"] * 10, tmp_path)
     with pytest.raises(ConfigError, match="rte: no leaderboard file for 'dev', only for test"):
-        write_submission(task("rte"), "dev", [], [], tmp_path)
-    stsb = write_submission(task("stsb"), "test", texts(1379), [5.7] * 1379, tmp_path)[0]
+        _write(task("rte"), "dev", [], [], tmp_path)
+    stsb = _write(task("stsb"), "test", texts(1379), [5.7] * 1379, tmp_path)[0]
     assert stsb.read_text().splitlines()[1] == "0\t5.000"
-    assert (
-        write_submission(task("mnli"), "test_mismatched", texts(9847), ["neutral"] * 9847, tmp_path)[0].name
-        == "MNLI-mm.tsv"
-    )
+    assert _write(task("mnli"), "test_mismatched", texts(9847), ["neutral"] * 9847, tmp_path)[0].name == "MNLI-mm.tsv"
 
 
 def test_other_submissions(tmp_path):
     question = Question(id="q", question="?", passage="p")
     nbest = {"q": [{"text": "p", "probability": 1.0}]}
-    files = write_submission(task("squad2"), "dev", [question], ["p"], tmp_path, nbest=nbest, null_odds={"q": -1.5})
+    files = _write(task("squad2"), "dev", [question], ["p"], tmp_path, nbest=nbest, null_odds={"q": -1.5})
     assert [path.name for path in files] == ["predictions.json", "nbest_predictions.json", "null_odds.json"]
     assert json.loads(files[0].read_text()) == {"q": "p"} and json.loads(files[2].read_text()) == {"q": -1.5}
-    path = write_submission(task("tnews"), "test", texts(2), ["100", "116"], tmp_path)[0]
+    path = _write(task("tnews"), "test", texts(2), ["100", "116"], tmp_path)[0]
     assert path.name == "tnews11_predict.json" and json.loads(path.read_text().splitlines()[1]) == {
         "id": 1,
         "label": "116",
     }
-    path = write_submission(task("tnews"), "test", [replace(text, id="²") for text in texts(1)], ["100"], tmp_path)[0]
+    path = _write(task("tnews"), "test", [replace(text, id="²") for text in texts(1)], ["100"], tmp_path)[0]
     assert json.loads(path.read_text())["id"] == "²"
     words = TaggedWords(id="0", words=("看", "C", "S"), tags=None)
-    path = write_submission(task("cluener"), "test", [words], [("O", "B-game", "I-game")], tmp_path)[0]
+    path = _write(task("cluener"), "test", [words], [("O", "B-game", "I-game")], tmp_path)[0]
     assert json.loads(path.read_text()) == {"id": 0, "label": {"game": {"CS": [[1, 2]]}}}
-    path = write_submission(task("conll2003"), "test", [words], [("O", "B-PER", "O")], tmp_path)[0]
+    path = _write(task("conll2003"), "test", [words], [("O", "B-PER", "O")], tmp_path)[0]
     assert path.read_text() == "看 O O\nC O B-PER\nS O O\n\n"
     options = [Text(id="2-3-5", text="", pair="", group="2-3"), Text(id="2-3-6", text="", pair="", group="2-3")]
     with pytest.raises(DataError, match="2 predictions for test, the leaderboard expects 9,693"):
-        write_submission(task("multirc"), "test", options, ["1", "0"], tmp_path)
+        _write(task("multirc"), "test", options, ["1", "0"], tmp_path)
     multirc = replace(task("multirc"), submission=Submission(format="superglue", files={"test": "MultiRC.jsonl"}))
-    path = write_submission(multirc, "test", options, ["1", "0"], tmp_path)[0]
+    path = _write(multirc, "test", options, ["1", "0"], tmp_path)[0]
     answers = [{"idx": 5, "label": 1}, {"idx": 6, "label": 0}]
     assert json.loads(path.read_text()) == {"idx": 2, "passage": {"questions": [{"idx": 3, "answers": answers}]}}
 
@@ -134,5 +136,5 @@ def test_submissions_of_clue_and_fewclue_have_the_names_of_the_leaderboard(tmp_p
                for f in TASKS[n].submission.files.values()]  # fmt: skip
     assert len(chinese) == len(set(chinese))
     gap = Choice(id="#idiom000001#", context="x #idiom000001#", question="", options=("a", "b"), gap="#idiom000001#")
-    path = write_submission(task("clue_chid"), "test", [gap], [1], tmp_path)[0]
+    path = _write(task("clue_chid"), "test", [gap], [1], tmp_path)[0]
     assert json.loads(path.read_text()) == {"#idiom000001#": 1}

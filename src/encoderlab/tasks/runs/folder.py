@@ -91,15 +91,7 @@ def write_submissions(
         if task.submission is not None and name in task.submission.files:
             folder = out / "submission" if name.startswith("test") else out / f"submission-{name}"
             try:
-                write_submission(
-                    task,
-                    name,
-                    splits[name].examples,
-                    of_split.values,
-                    folder,
-                    nbest=of_split.nbest,
-                    null_odds=of_split.null_odds,
-                )
+                write_submission(task, name, splits[name].examples, of_split, folder)
             except DataError as error:
                 notes.append(f"no submission: {error}")
     return notes

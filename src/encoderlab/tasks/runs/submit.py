@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import json_line, write_json, write_text
 from encoderlab.tasks.data.task import Choice, Example, Submission, TaggedWords, Task, Text
+from encoderlab.tasks.forms.base import Predictions
 from encoderlab.tasks.scoring.entities import entities
 
 
@@ -40,25 +41,20 @@ def write_submission(
     task: Task,
     split: str,
     examples: Sequence[Example],
-    predictions: Sequence[Any],
+    predictions: Predictions,
     folder: Path,
-    *,
-    nbest: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
-    null_odds: Mapping[str, float] | None = None,
 ) -> list[Path]:
     """Write the submission of ``split`` into ``folder`` and return the files.
-
-    ``nbest`` and ``null_odds``, from :class:`encoderlab.tasks.forms.base.Predictions`, are written next to answers.
 
     Raises:
         ConfigError, DataError: as :func:`check_submission`.
     """
-    submission = check_submission(task, split, len(predictions))
+    submission = check_submission(task, split, len(predictions.values))
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / submission.files[split]
-    pairs = list(zip(examples, predictions, strict=True))
+    pairs = list(zip(examples, predictions.values, strict=True))
     if submission.format in ("squad", "squad2"):
-        return _squad(path, pairs, nbest, null_odds)
+        return _squad(path, pairs, predictions)
     write = {"glue": _glue, "superglue": _json_lines, "clue": _json_lines, "clue_json": _json_object, "conll": _conll}
     text = write[submission.format](task, pairs)
     write_text(path, text)
@@ -139,16 +135,11 @@ def _nested(example: TaggedWords, tags: Sequence[str]) -> dict[str, dict[str, li
     return places
 
 
-def _squad(
-    path: Path,
-    pairs: Sequence[tuple[Any, Any]],
-    nbest: Mapping[str, Sequence[Mapping[str, Any]]] | None,
-    null_odds: Mapping[str, float] | None,
-) -> list[Path]:
+def _squad(path: Path, pairs: Sequence[tuple[Any, Any]], predictions: Predictions) -> list[Path]:
     """Answers by question id, with files for the n best answers and for "no answer" if known."""
     files = [path]
     write_json(path, {example.id: guess for example, guess in pairs})
-    for name, content in (("nbest_predictions.json", nbest), ("null_odds.json", null_odds)):
+    for name, content in (("nbest_predictions.json", predictions.nbest), ("null_odds.json", predictions.null_odds)):
         if content is not None:
             files.append(path.with_name(name))
             write_json(files[-1], content)
