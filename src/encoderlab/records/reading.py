@@ -204,13 +204,6 @@ def _is_quoted(file: File) -> bool:
 
 def _not_utf8(file: File, error: UnicodeDecodeError) -> DataError:
     with file.open() as opened:  # again from the start, since text is decoded ahead of the line that is read
-        number = next((number for number, line in enumerate(opened, start=1) if not _is_utf8(line)), 0)
+        lines = enumerate(opened, start=1)
+        number = next((number for number, line in lines if line.decode(errors="ignore").encode() != line), 0)
     return DataError(f"{file}:{number}: not UTF-8 ({error.reason}); convert the file to UTF-8")
-
-
-def _is_utf8(line: bytes) -> bool:
-    try:
-        line.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
