@@ -142,8 +142,8 @@ class Choice(Example):
     the question that an option replaces.
     """
 
-    context: str
-    question: str
+    context: str = ""
+    question: str = ""
     options: tuple[str, ...]
     answers: tuple[int, ...] | None = None
     gap: str = ""

@@ -379,20 +379,11 @@ def _tagged(example: TaggedWords, guess: GivenPrediction, path: Path) -> TaggedW
     Raises:
         DataError: the number of tags is not the number of words, or the words differ.
     """
-    value, count = guess.value, len(example.words)
-    if isinstance(value, TaggedWords):
-        words, tags = value.words, value.tags
-        if tags is None:  # only tags
-            words, tags = example.words, value.words
-        if len(tags) != count:
-            raise DataError(f"{path}:{guess.row}: {len(tags)} tags, the sentence has {count} words; give one for each")
-        for place, (word, own, tag) in enumerate(zip(words, example.words, example.tags or (), strict=True)):
-            if word not in (own, tag):  # conlleval also reads gold and predicted tags without words
-                raise DataError(
-                    f"{path}:{guess.row + place}: {word!r}, the gold data has {own!r} here; give the same sentences"
-                )
-        return replace(example, tags=tags, row=guess.row, by_line=True)
-    if isinstance(value, dict):
+    value, count, words = guess.value, len(example.words), example.words
+    by_line = isinstance(value, TaggedWords)
+    if isinstance(value, TaggedWords):  # without tags, its words are tags
+        words, tags = (words, value.words) if value.tags is None else (value.words, value.tags)
+    elif isinstance(value, dict):
         try:
             spans = [
                 (kind, first, last + 1)
@@ -413,7 +404,12 @@ def _tagged(example: TaggedWords, guess: GivenPrediction, path: Path) -> TaggedW
         raise DataError(f"{path}:{guess.row}: {str(value)[:40]!r} has no tags; give a list of tags")
     if len(tags) != count:
         raise DataError(f"{path}:{guess.row}: {len(tags)} tags, the sentence has {count} words; give one for each")
-    return replace(example, tags=tags, row=guess.row, by_line=False)
+    for place, (word, own, tag) in enumerate(zip(words, example.words, example.tags or (), strict=True)):
+        if word not in (own, tag):  # conlleval also reads gold and predicted tags without words
+            raise DataError(
+                f"{path}:{guess.row + place}: {word!r}, the gold data has {own!r} here; give the same sentences"
+            )
+    return replace(example, tags=tags, row=guess.row, by_line=by_line)
 
 
 def _in_scheme(path: Path, task: Task, sentences: Sequence[TaggedWords]) -> list[TaggedWords]:

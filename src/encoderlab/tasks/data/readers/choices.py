@@ -140,7 +140,6 @@ class Stems(Layout):
                 continue
             yield Choice(
                 id=id_of(record, "id", remarks),
-                context="",
                 question=str(question["stem"]),
                 options=tuple(str(choice["text"]) for choice in question["choices"]),
                 answers=(keys.index(answer),) if answer else None,
@@ -217,7 +216,6 @@ class Cloze(Layout):
             yield Choice(
                 id=id_of(record, "id", remarks),
                 context=text,
-                question="",
                 gap=self.gap,
                 options=tuple(record.fields["candidates"]),
                 answers=None if answer is None else (int(answer),),
@@ -248,7 +246,6 @@ class IdiomGaps(Layout):
                     yield Choice(
                         id=gap,
                         context=text,
-                        question="",
                         gap=gap,
                         options=tuple(record.fields["candidates"]),
                         answers=None if answer is None else (int(answer),),
