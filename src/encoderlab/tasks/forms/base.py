@@ -330,6 +330,11 @@ class Form:
         framed = self.tokenizer.spans(1, 1, max_length=self.settings.max_length)
         return self.settings.max_length - (framed.length - framed.a - framed.b)
 
+    def kept(self, *sizes: int) -> int:
+        """How many tokens of one text, or of two, of so many tokens are left in a sequence."""
+        spans = self.tokenizer.spans(*sizes, max_length=self.settings.max_length)
+        return spans.a + spans.b
+
     def items(self, examples: Sequence[Example], *, train: bool = False) -> list[Item]:
         """Encoded examples, with their labels if they have any; for training only those that can be learned from."""
         raise NotImplementedError

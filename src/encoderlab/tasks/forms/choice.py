@@ -152,10 +152,8 @@ class ChoiceForm(Form):
             assert isinstance(example, Choice)
             if train and not example.answers:
                 continue
-            if example.gap and example.gap in example.context:
-                sequences = self._cloze(example, mask)
-            else:
-                sequences = self._options(example)
+            in_context = example.gap and example.gap in example.context
+            sequences = self._cloze(example, mask) if in_context else self._options(example)
             labels = [int(i in (example.answers or ())) for i in range(len(example.options))]
             items.append(
                 Item(
@@ -188,13 +186,8 @@ class ChoiceForm(Form):
         room = self.pair_room()
         # The context is cut first, down to a quarter of the room; after that the longer side is cut.
         kept = context.ids[: max(room - longest, room // 4)]
-        self.cut += len(kept) < len(context) or any(self._is_cut(kept, option) for option in options)
+        self.cut += any(self.kept(len(kept), len(option)) < len(context) + len(option) for option in options)
         return [self.tokenizer.frame(kept, option, max_length=self.settings.max_length) for option in options]
-
-    def _is_cut(self, first: np.ndarray, second: np.ndarray) -> bool:
-        """Whether a sequence of these two texts loses tokens of them."""
-        spans = self.tokenizer.spans(len(first), len(second), max_length=self.settings.max_length)
-        return spans.a + spans.b < len(first) + len(second)
 
     def _cloze(self, example: Choice, mask: str) -> list[tuple[np.ndarray, np.ndarray]]:
         """As :meth:`_options` for a gap in the context; in a long text the gap is in the middle of the part that is
@@ -231,10 +224,8 @@ class ChoiceForm(Form):
         right = batch.labels["right"][rows, slots] == 1
         everything = _logsumexp(scores, group, len(sizes), torch.ones_like(right))
         correct = _logsumexp(scores, group, len(sizes), right)
-        best = scores.new_full((len(sizes),), -torch.inf).scatter_reduce(0, group, scores.detach(), "amax")
-        best_right = scores.new_full((len(sizes),), -torch.inf).scatter_reduce(
-            0, group, torch.where(right, scores.detach(), -torch.inf), "amax"
-        )
+        best = _largest(scores, group, len(sizes))
+        best_right = _largest(torch.where(right, scores, -torch.inf), group, len(sizes))
         return {"choice": Term((everything - correct).sum(), len(sizes), hits=(best_right >= best).sum())}
 
     def scores(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> Tensor:
@@ -272,9 +263,14 @@ class ChoiceForm(Form):
         return Predictions(values=values, details=details)
 
 
+def _largest(scores: Tensor, group: Tensor, count: int) -> Tensor:
+    """The largest score of each of ``count`` groups, (count,), without gradient."""
+    return scores.new_full((count,), -torch.inf).scatter_reduce(0, group, scores.detach(), "amax")
+
+
 def _logsumexp(scores: Tensor, group: Tensor, count: int, chosen: Tensor) -> Tensor:
     """log sum exp of the chosen scores of each of ``count`` groups, (count,)."""
     shown = torch.where(chosen, scores, -torch.inf)
-    top = scores.new_full((count,), -torch.inf).scatter_reduce(0, group, shown.detach(), "amax")
+    top = _largest(shown, group, count)
     sums = scores.new_zeros(count).index_add(0, group, torch.exp(shown - top[group]))
     return top + sums.log()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -190,9 +191,10 @@ class TaggingForm(Form):
     def items(self, examples: Sequence[Example], *, train: bool = False) -> list[Item]:
         sentences = [example for example in examples if isinstance(example, TaggedWords)]
         # Within its document a sentence follows a space, which byte-level BPE makes part of its first word.
+        goes_on = [self.reads_documents and a.document == b.document for a, b in pairwise(sentences)]
         shown = [
-            ("", *sentence.words) if self._goes_on(sentences, n) else sentence.words
-            for n, sentence in enumerate(sentences)
+            ("", *sentence.words) if after else sentence.words
+            for sentence, after in zip(sentences, (False, *goes_on), strict=False)
         ]
         encodings = self.tokenizer.encode_batch([" ".join(words) for words in shown])
         room = self.settings.max_length - 2
@@ -225,11 +227,6 @@ class TaggingForm(Form):
             tags[places] = [self.index.get(sentence.tags[word], IGNORE) for word in words[places]]
         return tags
 
-    def _goes_on(self, sentences: Sequence[TaggedWords], number: int) -> bool:
-        """Whether a sentence is read after another sentence of its document."""
-        before = self.settings.context == "document" and number > 0
-        return before and sentences[number - 1].document == sentences[number].document
-
     def _context(
         self, sentences: Sequence[TaggedWords], encodings: Sequence[Encoding], number: int, room: int
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -237,7 +234,7 @@ class TaggingForm(Form):
         enough.
         """
         none = np.zeros(0, np.int64)
-        if self.settings.context == "sentence" or room < 1:
+        if not self.reads_documents or room < 1:
             return none, none
 
         def gather(step: int) -> np.ndarray:

@@ -120,8 +120,7 @@ class TextForm(Form):
 
     def most(self, sizes: Sequence[int]) -> int:
         """How many tokens are read of one text, or of two, of so many tokens, in all windows together."""
-        kept = self.tokenizer.spans(*sizes, max_length=self.settings.max_length)
-        read = kept.a + kept.b
+        read = self.kept(*sizes)
         if self.settings.windows == 1 or read >= sum(sizes):
             return read
         beside = min(min(sizes), read // 2) if len(sizes) > 1 else 0  # what stands in every window
@@ -132,8 +131,7 @@ class TextForm(Form):
         """One sequence, cut if it is too long, or the windows of a long text."""
         longest = self.settings.max_length
         texts = [a.ids] if b is None else [a.ids, b.ids]
-        kept = self.tokenizer.spans(len(a), None if b is None else len(b), max_length=longest)
-        windows, read = [texts], kept.a + kept.b
+        windows, read = [texts], self.kept(*map(len, texts))
         if self.settings.windows > 1 and read < sum(map(len, texts)):
             windows, read = self._windows(texts, read)
         self.cut += read < sum(map(len, texts))
