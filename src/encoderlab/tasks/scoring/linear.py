@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 
@@ -58,13 +59,12 @@ class LogisticRegression:
         """Learn from sparse rows, or an array (n, D), and the class of each, (n,); with ``several``, whether it is of
         each class, (n, classes).
         """
-        matrix = _Dense(rows) if isinstance(rows, np.ndarray) else _Sparse(rows)
-        width = matrix.width
+        matrix = rows if isinstance(rows, np.ndarray) else _Sparse.of(rows)
         truth = target if self.several else np.eye(self.classes)[target]
 
         def loss(theta: np.ndarray) -> tuple[float, np.ndarray]:
             weights, bias = theta[:-1], theta[-1]
-            scores = matrix.times(weights) + bias
+            scores = matrix @ weights + bias
             if self.several:
                 error = 0.5 + 0.5 * np.tanh(scores / 2) - truth
                 loss = (np.logaddexp(0, scores) - scores * truth).sum()
@@ -73,61 +73,46 @@ class LogisticRegression:
                 log_p = scores - np.log(np.exp(scores).sum(1, keepdims=True))
                 error = np.exp(log_p) - truth
                 loss = -(log_p * truth).sum()
-            gradient = np.vstack([matrix.transposed_times(error) + weights, error.sum(0)])
+            gradient = np.vstack([matrix.T @ error + weights, error.sum(0)])
             return float((weights**2).sum() / 2 + loss), gradient
 
-        theta = _lbfgs(loss, np.zeros((width + 1, self.classes)), self.steps)
+        theta = _lbfgs(loss, np.zeros((matrix.shape[1] + 1, self.classes)), self.steps)
         self.weights, self.bias = theta[:-1], theta[-1]
         return self
 
     def scores(self, rows: Sequence[SparseRow] | np.ndarray) -> np.ndarray:
         """Unnormalised log-probabilities (n, classes)."""
-        matrix = _Dense(rows) if isinstance(rows, np.ndarray) else _Sparse(rows)
-        return matrix.times(self.weights) + self.bias
+        matrix = rows if isinstance(rows, np.ndarray) else _Sparse.of(rows, len(self.weights))
+        return matrix @ self.weights + self.bias
 
 
-class _Dense:
-    """An array (n, D) as a factor."""
+class _Sparse(NamedTuple):
+    """A matrix by its entries, (k,) each; a product costs as many operations as there are entries."""
 
-    def __init__(self, rows: np.ndarray) -> None:
-        self.rows, self.width = rows, rows.shape[1]
+    row: np.ndarray
+    column: np.ndarray
+    value: np.ndarray
+    shape: tuple[int, int]
 
-    def times(self, weights: np.ndarray) -> np.ndarray:
-        """(D, columns) -> (n, columns)."""
-        return self.rows @ weights
-
-    def transposed_times(self, values: np.ndarray) -> np.ndarray:
-        """(n, columns) -> (D, columns)."""
-        return self.rows.T @ values
-
-
-class _Sparse:
-    """Sparse rows as a factor; a product costs as many operations as they have entries."""
-
-    def __init__(self, rows: Sequence[SparseRow]) -> None:
-        self.size = len(rows)
-        sizes = [len(columns) for columns, _ in rows]
+    @classmethod
+    def of(cls, rows: Sequence[SparseRow], width: int | None = None) -> _Sparse:
+        """The matrix (n, D) of n rows; columns beyond the ``width`` D, by default of the widest row, are left out."""
         none = [np.zeros(0, np.int64)]
-        self.row = np.repeat(np.arange(len(rows)), sizes)
-        self.column = np.concatenate([columns for columns, _ in rows] or none)
-        self.value = np.concatenate([values for _, values in rows] or none)
-        self.width = int(self.column.max(initial=0)) + 1
+        row = np.repeat(np.arange(len(rows)), [len(columns) for columns, _ in rows])
+        column = np.concatenate([columns for columns, _ in rows] or none)
+        value = np.concatenate([values for _, values in rows] or none)
+        width = int(column.max(initial=0)) + 1 if width is None else width
+        known = column < width
+        return cls(row[known], column[known], value[known], (len(rows), width))
 
-    def times(self, weights: np.ndarray) -> np.ndarray:
-        """(D, columns) -> (n, columns); columns of the rows that the weights lack count as zero."""
-        known = self.column < len(weights)
-        return _times(self.row[known], self.column[known], self.value[known], weights, self.size)
+    @property
+    def T(self) -> _Sparse:  # noqa: N802 as NumPy's
+        return _Sparse(self.column, self.row, self.value, self.shape[::-1])
 
-    def transposed_times(self, values: np.ndarray) -> np.ndarray:
-        """(n, columns) -> (D, columns)."""
-        return _times(self.column, self.row, self.value, values, self.width)
-
-
-def _times(into: np.ndarray, source: np.ndarray, value: np.ndarray, dense: np.ndarray, size: int) -> np.ndarray:
-    """Sparse times dense, (size, columns): row ``into[k]`` is the sum of its ``value[k] * dense[source[k]]``."""
-    return np.stack(
-        [np.bincount(into, value * dense[source, c], minlength=size) for c in range(dense.shape[1])], axis=1
-    )
+    def __matmul__(self, dense: np.ndarray) -> np.ndarray:
+        """(D, columns) -> (n, columns)."""
+        columns = (self.value * dense[self.column, c] for c in range(dense.shape[1]))
+        return np.stack([np.bincount(self.row, column, minlength=self.shape[0]) for column in columns], axis=1)
 
 
 def _lbfgs(function: Callable[[np.ndarray], tuple[float, np.ndarray]], start: np.ndarray, steps: int) -> np.ndarray:
