@@ -36,19 +36,15 @@ TWO_WAY = ("entailment", "not_entailment")
 BINARY = ("0", "1")
 
 
-def _files(train: str = "train", dev: str = "dev", test: str = "test", ends: str = "tsv") -> dict[str, tuple[str, ...]]:
-    """File patterns of three splits: the published file, then the Hugging Face one in its formats. ``-part`` files are
-    samples.
-    """
-    hugging_face = {"train": "train", "dev": "validation", "test": "test"}
-    return {
-        split: (
-            f"{name}.{ends}",
-            *(f"{hugging_face[split]}{tail}" for tail in ("-*.parquet", ".parquet", ".jsonl", ".csv")),
-            f"{name}-part.{ends}",
-        )
-        for split, name in (("train", train), ("dev", dev), ("test", test))
-    }
+# The published files of three splits, then those of Hugging Face in its formats. ``-part`` files are samples.
+_FILES = {
+    split: (
+        f"{split}.tsv",
+        *(f"{name}{tail}" for tail in ("-*.parquet", ".parquet", ".jsonl", ".csv")),
+        f"{split}-part.tsv",
+    )
+    for split, name in (("train", "train"), ("dev", "validation"), ("test", "test"))
+}
 
 
 def _three(train: tuple[str, ...], dev: tuple[str, ...], test: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
@@ -67,7 +63,7 @@ def _glue(folder: str, rows: int, *layouts: Columns, **fields: Any) -> Task:
     """A task of GLUE with ``rows`` test examples; ``folder`` names its files, and in lower case the task."""
     name = folder.lower().replace("-", "")
     submission = Submission(format="glue", files={"test": f"{folder}.tsv"}, rows={"test": rows})
-    usual: dict[str, Any] = {"form": "classification", "labels": BINARY, "metrics": ("accuracy",), "files": _files()}
+    usual: dict[str, Any] = {"form": "classification", "labels": BINARY, "metrics": ("accuracy",), "files": _FILES}
     usual |= {"folders": (folder, name), "submission": submission}
     return Task(name=name, layouts=layouts, **usual | fields)
 
@@ -79,19 +75,19 @@ GLUE = (
           metrics=("matthews", "accuracy")),
     _glue("SST-2", 1821, Columns(text="sentence", id="index", quoted=False)),
     _glue("MRPC", 1725, _pair("#1 String", "#2 String", "Quality"), *_SENTENCES, metrics=("accuracy", "f1"), swap=True,
-          files=_files() | {"train": (*_files()["train"], "msr_paraphrase_train.txt")}),
+          files=_FILES | {"train": (*_FILES["train"], "msr_paraphrase_train.txt")}),
     _glue("STS-B", 1379,
           _pair("sentence1", "sentence2", "score"),
           *_SENTENCES,
           Columns(text="5", pair="6", label="4", quoted=False),  # no header: genre, file, year, id, score, sentences
           form="regression", labels=None, metrics=("spearman", "pearson"), range=(0.0, 5.0), swap=True,
-          files={split: (*names, f"sts-{split}.csv") for split, names in _files().items()}),
+          files={split: (*names, f"sts-{split}.csv") for split, names in _FILES.items()}),
     _glue("QQP", 390965, _pair("question1", "question2", "is_duplicate", "id"),
           _pair("question1", "question2", id="idx"), metrics=("accuracy", "f1")),
     _glue("MNLI", 9796, _pair("sentence1", "sentence2", "gold_label"), _pair("premise", "hypothesis", id="idx"),
           *_SENTENCES, labels=NLI, dropped=("-",),
           files={
-              "train": _files()["train"],
+              "train": _FILES["train"],
               **{
                   f"{split}{ours}": (f"{split}_{theirs}.tsv", f"{long}_{theirs}-*.parquet", f"{long}_{theirs}.parquet",
                                      f"{long}_{theirs}.jsonl", f"{long}_{theirs}.csv")
