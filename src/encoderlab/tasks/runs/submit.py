@@ -107,13 +107,8 @@ def _multirc(pairs: Sequence[tuple[Text, Any]]) -> str:
     for example, guess in pairs:
         passage, question, answer = (int(part) for part in example.id.split("-"))
         nested.setdefault(passage, {}).setdefault(question, []).append({"idx": answer, "label": int(guess)})
-    return "".join(
-        json.dumps(
-            {"idx": p, "passage": {"questions": [{"idx": q, "answers": answers} for q, answers in questions.items()]}}
-        )
-        + "\n"
-        for p, questions in nested.items()
-    )
+    asked = {p: [{"idx": q, "answers": answers} for q, answers in of.items()] for p, of in nested.items()}
+    return "".join(json_line({"idx": p, "passage": {"questions": questions}}) for p, questions in asked.items())
 
 
 def _conll(task: Task, pairs: Sequence[tuple[Any, Any]]) -> str:

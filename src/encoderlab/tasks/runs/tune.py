@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from encoderlab.config import Bounded, Count, parse_value
+from encoderlab.config import Bounded, Count, parse_value, to_dict
 from encoderlab.errors import ConfigError, Diverged, MissingDependency
 from encoderlab.files import write_json
 from encoderlab.model import Model, weights_hash
@@ -123,7 +123,7 @@ def tune(
                 score = result.scores["dev"][task.metric]
                 study.tell(trial, score)
                 tried.append({"point": point, "dev": score})
-        write_json(out / "tune.json", {"space": _plain(search.space), "trials": tried})
+        write_json(out / "tune.json", {"space": to_dict(search.space), "trials": tried})
     ended = [entry for entry in tried if "dev" in entry]
     if not ended:
         raise Diverged(f"{task.name}: all {search.trials} trials diverged; search lower rates")
@@ -137,10 +137,3 @@ def _suggest(trial: Any, name: str, values: Range | tuple[Any, ...]) -> Any:
         return trial.suggest_int(name, values.low, values.high, log=values.logarithmic)
     # Rounded to three digits, because the value becomes part of a folder's name.
     return float(f"{trial.suggest_float(name, values.low, values.high, log=values.logarithmic):.3g}")
-
-
-def _plain(space: Space) -> dict[str, Any]:
-    return {
-        name: {"low": values.low, "high": values.high} if isinstance(values, Range) else list(values)
-        for name, values in space.items()
-    }
