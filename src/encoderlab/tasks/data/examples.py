@@ -5,20 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Example:
-    """One example of labelled data: its id, and the line of the file where it begins, from 1."""
+    """One example of labelled data: its id, and the line of the file where it begins, from 1.
 
+    Class attributes:
+        answer: the field with the gold answer.
+        seen: the fields that a model sees, the main text first.
+    """
+
+    answer: ClassVar[str]
+    seen: ClassVar[tuple[str, ...]]
     id: str
     row: int = 0
 
     @property
     def reference(self) -> Any:
         """The gold answer; None if the example is unlabelled, as in a test file."""
-        raise NotImplementedError
+        return getattr(self, self.answer)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -28,12 +35,12 @@ class Example:
     @property
     def source(self) -> str:
         """The text of the example."""
-        raise NotImplementedError
+        return self.content[0]
 
     @property
     def content(self) -> tuple[Any, ...]:
         """Everything that a model sees of the example."""
-        raise NotImplementedError
+        return tuple(getattr(self, name) for name in self.seen)
 
     @property
     def texts(self) -> tuple[object, ...]:
@@ -47,28 +54,18 @@ class Text(Example):
     (multilabel), or None if unlabelled.
     """
 
+    answer: ClassVar[str] = "label"
+    seen: ClassVar[tuple[str, ...]] = ("text", "pair")
     text: str
     pair: str | None = None
     label: str | float | tuple[str, ...] | None = None
     group: str = ""  # examples that are scored together: the question of a MultiRC answer
 
     @property
-    def reference(self) -> str | float | tuple[str, ...] | None:
-        return self.label
-
-    @property
     def labels(self) -> tuple[str, ...]:
         if isinstance(self.label, tuple):
             return self.label
         return () if self.label is None else (str(self.label),)
-
-    @property
-    def source(self) -> str:
-        return self.text
-
-    @property
-    def content(self) -> tuple[Any, ...]:
-        return self.text, self.pair
 
     @property
     def texts(self) -> tuple[object, ...]:
@@ -79,14 +76,12 @@ class Text(Example):
 class TaggedWords(Example):
     """A sentence of words with one tag each; ``document`` is the number of its document within the file."""
 
+    answer: ClassVar[str] = "tags"
+    seen: ClassVar[tuple[str, ...]] = ("words",)
     words: tuple[str, ...]
     tags: tuple[str, ...] | None = None
     document: int = 0
     by_line: bool = False  # every word has its own line, starting at ``row``
-
-    @property
-    def reference(self) -> tuple[str, ...] | None:
-        return self.tags
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -95,10 +90,6 @@ class TaggedWords(Example):
     @property
     def source(self) -> str:
         return " ".join(self.words)
-
-    @property
-    def content(self) -> tuple[Any, ...]:
-        return self.words
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,21 +104,11 @@ class Answer:
 class Question(Example):
     """A question about a passage. ``answers`` is empty if the passage has none, and None if unlabelled."""
 
+    answer: ClassVar[str] = "answers"
+    seen: ClassVar[tuple[str, ...]] = ("passage", "question")
     question: str
     passage: str
     answers: tuple[Answer, ...] | None = None
-
-    @property
-    def reference(self) -> tuple[Answer, ...] | None:
-        return self.answers
-
-    @property
-    def source(self) -> str:
-        return self.passage
-
-    @property
-    def content(self) -> tuple[Any, ...]:
-        return self.passage, self.question
 
     @property
     def texts(self) -> tuple[object, ...]:
@@ -142,23 +123,13 @@ class Choice(Example):
     the question that an option replaces.
     """
 
+    answer: ClassVar[str] = "answers"
+    seen: ClassVar[tuple[str, ...]] = ("context", "question", "options")
     context: str = ""
     question: str = ""
     options: tuple[str, ...]
     answers: tuple[int, ...] | None = None
     gap: str = ""
-
-    @property
-    def reference(self) -> tuple[int, ...] | None:
-        return self.answers
-
-    @property
-    def source(self) -> str:
-        return self.context
-
-    @property
-    def content(self) -> tuple[Any, ...]:
-        return self.context, self.question, self.options
 
     @property
     def texts(self) -> tuple[object, ...]:
