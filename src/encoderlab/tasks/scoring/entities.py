@@ -8,6 +8,7 @@ Sang, CoNLL-2000) does the same for BIO and IOB1.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Literal
 
 from encoderlab.errors import DataError
@@ -37,15 +38,13 @@ def split_tag(tag: str) -> tuple[str, str]:
 def entities(tags: Sequence[str]) -> list[Entity]:
     """The entities of one sentence, in order, by conlleval's rules."""
     spans: list[Entity] = []
-    start, before, kind_before = 0, "O", ""
-    for i, tag in enumerate([*tags, "O"]):
-        prefix, kind = split_tag(tag)
+    start = 0
+    for i, ((before, kind_before), (prefix, kind)) in enumerate(pairwise(map(split_tag, ("O", *tags, "O")))):
         goes_on = before in "BI" and prefix in "IE" and kind == kind_before
         if not goes_on:
             if before != "O":
                 spans.append((kind_before, start, i))
             start = i
-        before, kind_before = prefix, kind
     return spans
 
 
@@ -79,12 +78,9 @@ def detect_scheme(sentences: Iterable[Sequence[str]]) -> tuple[Scheme, int]:
     prefixes: set[str] = set()
     opened_by_inside = needless_begin = broken = 0
     for tags in sentences:
-        before, kind_before = "O", ""
-        for tag in tags:
-            prefix, kind = split_tag(tag)
-            prefixes.add(tag.partition("-")[0])
+        prefixes.update(tag.partition("-")[0] for tag in tags)
+        for (before, kind_before), (prefix, kind) in pairwise(map(split_tag, ("O", *tags))):
             needless_begin += prefix == "B" and not (before != "O" and kind == kind_before)
-            before, kind_before = prefix, kind
         opened_by_inside += count_faults(tags, "BIO")
         broken += count_faults(tags, "BIOES")
         if {"M", "I"} <= prefixes:
@@ -101,16 +97,13 @@ def count_faults(tags: Sequence[str], scheme: Scheme) -> int:
     and BMES also an entity that is not closed.
     """
     faults = 0
-    before, kind_before = "O", ""
-    for tag in [*tags, "O"]:
-        prefix, kind = split_tag(tag)
+    for (before, kind_before), (prefix, kind) in pairwise(map(split_tag, ("O", *tags, "O"))):
         inside = prefix in ("I", "E")
         if scheme in ("BIO", "IOB1"):
             faults += inside and (before == "O" or kind != kind_before)
         else:
             is_open = before in ("B", "I")
             faults += inside != is_open or is_open and kind != kind_before
-        before, kind_before = prefix, kind
     return faults
 
 
