@@ -332,18 +332,6 @@ def hashes_of(identity: Mapping[str, Any]) -> dict[str, str]:
     return {"model": identity["model"], "task": hashlib.sha256(task.encode()).hexdigest()}
 
 
-def _check_identity(out: Path, stored: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-    """Refuse the folder of another run. Keys that an older version did not write are not compared.
-
-    Raises:
-        ConfigError: gives the old and the new value.
-    """
-    for key, value in identity.items():
-        if key in stored and stored[key] != value:
-            had, now = (str(one)[:120] for one in (stored[key], value))
-            raise ConfigError(f"{out}: has a run with {_MEANINGS[key]} {had}, now {now}; choose another --out")
-
-
 def completed_recipe(plain: Mapping[str, Any], like: Training) -> dict[str, Any]:
     """The recipe in a run folder, converted to this version's type of ``like``.
 
@@ -376,14 +364,17 @@ def read_result(out: Path, recipe: Training, splits: Mapping[str, Split], identi
     record = _score_of(out)
     if record is None:
         return None
-    _check_identity(out, record, identity)
-    settings, had = to_dict(recipe), completed_recipe(record["recipe"], recipe)
+    for key, value in identity.items():
+        if key in record and record[key] != value:  # an older version did not write every key
+            had, now = (str(one)[:120] for one in (record[key], value))
+            raise ConfigError(f"{out}: has a run with {_MEANINGS[key]} {had}, now {now}; choose another --out")
+    settings, before = to_dict(recipe), completed_recipe(record["recipe"], recipe)
     # These follow from other fields, or do not change the result.
     ignored = ("budget", "phases", "evaluation", "execution", "checkpoints", "log_every")
     for key, value in settings.items():
-        if key not in ignored and had.get(key) != json.loads(json.dumps(value)):
+        if key not in ignored and before.get(key) != json.loads(json.dumps(value)):
             raise ConfigError(
-                f"{out}: has a finished run with {key} {had.get(key)}, now {value}; choose another folder"
+                f"{out}: has a finished run with {key} {before.get(key)}, now {value}; choose another folder"
             )
     for name, split in splits.items():
         if record["data"].get(name, split.sha256) != split.sha256:
