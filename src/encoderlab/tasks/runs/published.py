@@ -6,7 +6,6 @@ source's tables.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -188,50 +187,43 @@ XLNET = Protocol(
 
 # ELECTRA and ConvBERT
 
-_ELECTRA_RECIPE = FinetuneRecipe(
-    name="electra",
-    epochs=3.0,
-    optim=BertAdam(lr=1e-4, eps=1e-6, weight_decay=0.0, layer_decay=LayerDecay(decay=0.8, offset=2)),
-    schedule=Electra(warmup=0.1),
-    form=FormSettings(max_length=128),
-    select="last",
-)
-_WIDTHS = {1: {"optim.lr": 3e-4}, 768: {"optim.lr": 1e-4}, 1024: {"optim.lr": 5e-5, "optim.layer_decay.decay": 0.9}}
-_ELECTRA_TASKS: dict[str, Mapping[str, Any]] = {
-    "rte": {"epochs": 10.0},
-    "stsb": {"epochs": 10.0},
-    "form:span": {"epochs": 2.0, "form.max_length": 512},
-    "form:tagging": {"form.max_length": 256},
-    "form:classification": {"form.swap": True},
-    "form:regression": {"form.swap": True},
-}
 ELECTRA = Protocol(
     name="electra",
     source="Clark et al., 2020, table 7: median of ten runs, last step, layer-wise rates, no weight decay",
-    recipe=_ELECTRA_RECIPE,
-    tasks=_ELECTRA_TASKS,
-    widths=_WIDTHS,
+    recipe=FinetuneRecipe(
+        name="electra",
+        epochs=3.0,
+        optim=BertAdam(lr=1e-4, eps=1e-6, weight_decay=0.0, layer_decay=LayerDecay(decay=0.8, offset=2)),
+        schedule=Electra(warmup=0.1),
+        form=FormSettings(max_length=128),
+        select="last",
+    ),
+    tasks={
+        "rte": {"epochs": 10.0},
+        "stsb": {"epochs": 10.0},
+        "form:span": {"epochs": 2.0, "form.max_length": 512},
+        "form:tagging": {"form.max_length": 256},
+        "form:classification": {"form.swap": True},
+        "form:regression": {"form.swap": True},
+    },
+    widths={1: {"optim.lr": 3e-4}, 768: {"optim.lr": 1e-4}, 1024: {"optim.lr": 5e-5, "optim.layer_decay.decay": 0.9}},
     seeds=10,
 )
-_CONVBERT_RECIPE = replace(_ELECTRA_RECIPE, name="convbert", optim=replace(_ELECTRA_RECIPE.optim, weight_decay=0.01))
-CONVBERT = Protocol(
-    name="convbert",
-    source="Jiang et al., 2020, section 6.3: ELECTRA's, searched over rate, weight decay and epochs",
-    recipe=_CONVBERT_RECIPE,
-    tasks=_ELECTRA_TASKS,
-    elsewhere={"squad1": "convbert-answers", "squad2": "convbert-answers"},
-    widths=_WIDTHS,
-    grid={"optim.lr": (5e-5, 1e-4, 2e-4, 3e-4), "optim.weight_decay": (0.01, 0.1), "epochs": (10.0, 3.0)},
+CONVBERT_ANSWERS = replace(
+    ELECTRA,
+    name="convbert-answers",
+    source="yitu-opensource/ConvBert, configure_finetuning: SQuAD with ELECTRA's settings, two epochs",
+    recipe=replace(ELECTRA.recipe, name="convbert-answers", optim=replace(ELECTRA.recipe.optim, weight_decay=0.01)),
     seeds=1,
     report="best",
 )
-CONVBERT_ANSWERS = Protocol(
-    name="convbert-answers",
-    source="yitu-opensource/ConvBert, configure_finetuning: SQuAD with ELECTRA's settings, two epochs",
-    recipe=replace(_CONVBERT_RECIPE, name="convbert-answers"),
-    tasks=_ELECTRA_TASKS,
-    widths=_WIDTHS,
-    report="best",
+CONVBERT = replace(
+    CONVBERT_ANSWERS,
+    name="convbert",
+    source="Jiang et al., 2020, section 6.3: ELECTRA's, searched over rate, weight decay and epochs",
+    recipe=replace(CONVBERT_ANSWERS.recipe, name="convbert"),
+    elsewhere={"squad1": "convbert-answers", "squad2": "convbert-answers"},
+    grid={"optim.lr": (5e-5, 1e-4, 2e-4, 3e-4), "optim.weight_decay": (0.01, 0.1), "epochs": (10.0, 3.0)},
 )
 
 # DeBERTa
