@@ -27,7 +27,7 @@ from encoderlab.tasks.forms.texts import TextForm, TextSettings, label_of
 from encoderlab.tasks.scoring import metrics
 from encoderlab.tasks.scoring.analysis import by_class
 from encoderlab.tasks.scoring.baselines import bags_of_words, most_frequent_labels
-from encoderlab.tasks.scoring.thresholds import Goal, threshold_for
+from encoderlab.tasks.scoring.thresholds import Goal, threshold_for, thresholds_of
 from encoderlab.train.data import Chance
 
 if TYPE_CHECKING:
@@ -99,8 +99,7 @@ class MultiLabelForm(TextForm):
         return replace(layout, several=separator), cls.metrics, said
 
     @classmethod
-    def checked(cls, task: Task, example: Example, place: str, remarks: Remarks) -> Example:
-        assert isinstance(example, Text)
+    def checked(cls, task: Task, example: Any, place: str, remarks: Remarks) -> Example:
         if example.label is None:
             return example
         names = example.label if isinstance(example.label, tuple) else (str(example.label),)
@@ -242,15 +241,11 @@ def best_threshold(probabilities: np.ndarray, labels: np.ndarray) -> float:
     It lies half way between two probabilities; among equally good ones it is the nearest to 0.5. Without labels
     it is 0.5.
     """
-    order = np.argsort(-probabilities, axis=None, kind="stable")
-    ranked, right = probabilities.ravel()[order], labels.ravel()[order]
-    f1 = 2 * np.cumsum(right) / (np.arange(1, len(order) + 1) + max(right.sum(), 1))
-    places = (ranked + np.append(ranked[1:], 0.0)) / 2  # just below each probability
-    distinct = ranked > np.append(ranked[1:], -1.0)  # equal ones are given together
-    best = np.flatnonzero(distinct & (f1 == f1[distinct].max()))
-    if not right.any():
+    if not labels.any():
         return 0.5
-    return float(min(places[best], key=lambda place: abs(place - 0.5)))
+    thresholds, given, hits = thresholds_of(probabilities, labels)
+    f1 = 2 * hits / (given + hits[-1])
+    return float(min(thresholds[f1 == f1.max()], key=lambda threshold: abs(threshold - 0.5)))
 
 
 def _crossed(scores: Tensor, targets: Tensor) -> Tensor:

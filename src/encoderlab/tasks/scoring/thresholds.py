@@ -57,13 +57,10 @@ def threshold_for(probabilities: np.ndarray, right: np.ndarray, goal: Goal) -> T
         probabilities: of any shape; an answer is given if its probability exceeds the threshold.
         right: bool of the same shape: whether that answer is right.
     """
-    order = np.argsort(-probabilities, axis=None, kind="stable")
-    ranked, hits = probabilities.ravel()[order], np.cumsum(right.ravel()[order])
     if not right.any():
         return Threshold(0.5, 0.0, 0.0)
-    below = np.append(ranked[1:], 0.0)
-    places = np.flatnonzero(ranked > np.append(ranked[1:], -1.0))  # equal probabilities are given together
-    precision, recall = hits[places] / (places + 1), hits[places] / hits[-1]
+    thresholds, given, hits = thresholds_of(probabilities, right)
+    precision, recall = hits / given, hits / hits[-1]
     first, second = (precision, recall) if goal.recall is None else (recall, precision)
     least = goal.precision if goal.recall is None else goal.recall
     assert least is not None
@@ -71,5 +68,14 @@ def threshold_for(probabilities: np.ndarray, right: np.ndarray, goal: Goal) -> T
     if not enough.any():
         enough = first == first.max()
     best = max(np.flatnonzero(enough), key=lambda i: (second[i], first[i]))
-    threshold = (ranked + below)[places[best]] / 2  # half way to the next one
-    return Threshold(float(threshold), float(precision[best]), float(recall[best]))
+    return Threshold(float(thresholds[best]), float(precision[best]), float(recall[best]))
+
+
+def thresholds_of(probabilities: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The thresholds (n,) that lie half way between a probability and the next lower one, the highest first; how many
+    answers exceed each, and how many of these are right. Arguments as of :func:`threshold_for`.
+    """
+    order = np.argsort(-probabilities, axis=None, kind="stable")
+    ranked, hits = probabilities.ravel()[order], np.cumsum(right.ravel()[order])
+    places = np.flatnonzero(ranked > np.append(ranked[1:], -1.0))  # equal probabilities are given together
+    return (ranked + np.append(ranked[1:], 0.0))[places] / 2, places + 1, hits[places]
