@@ -226,8 +226,9 @@ def _infer(file: _InferredFile) -> _Inferred:
     asked = nothing_given and {"question", "context"} <= set(file.lower) and not file.options
     if (needs == "passages" or asked) and (inferred := _passages(file)):
         return inferred
-    if needs in (None, "passages") and not file.columns and _is_nested_json(file):
-        return _Inferred(Squad(), "passages", "SQuAD's nested form")
+    if needs in (None, "passages") and not file.columns:
+        if file.suffix == ".json" or not file.suffix_tells and tables.starts_with(file.path, "{"):
+            return _Inferred(Squad(), "passages", "SQuAD's nested form")
     tagged = needs == "words" or nothing_given or needs is None and file.suffix in _WORDS_BY_LINE
     if tagged and (inferred := _words(file)):
         return inferred
@@ -242,11 +243,6 @@ def _infer(file: _InferredFile) -> _Inferred:
             f"{FORMS[given.form].description}; rename them, give --text, --pair and --label, or convert the file"
         )
     return _texts(file)
-
-
-def _is_nested_json(file: _InferredFile) -> bool:
-    """Whether a file without columns is read as SQuAD's nested JSON."""
-    return file.suffix == ".json" or not file.suffix_tells and tables.starts_with(file.path, "{")
 
 
 def _passages(file: _InferredFile) -> _Inferred | None:

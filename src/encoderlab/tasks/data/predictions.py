@@ -34,6 +34,7 @@ from encoderlab.tasks.data.examples import (
 )
 from encoderlab.tasks.data.infer import IDS, find_column
 from encoderlab.tasks.data.readers import Conll
+from encoderlab.tasks.data.readers.choices import letter_place
 from encoderlab.tasks.data.readers.texts import parts_of
 from encoderlab.tasks.data.task import Task
 from encoderlab.tasks.forms.multilabel import SEPARATORS
@@ -365,8 +366,8 @@ def _option(task: Task, example: Choice, guess: GivenPrediction, path: Path) -> 
             return number
     if is_text:
         return example.options.index(value)
-    if len(text) == 1 and text.isascii() and text.isalpha():
-        return ord(text.upper()) - ord("A")
+    if (place := letter_place(text)) >= 0:
+        return place
     raise DataError(
         f"{_place(path, guess)}: {text[:40]!r} is none of the {len(example.options)} options; give the number, which "
         f"counts from 0, the text or the letter of one"

@@ -96,7 +96,7 @@ class Options(Layout):
                 most = max(most, len(options))
                 numbers.add(int(answer))
             else:
-                places += _letter(answer) in range(len(options))
+                places += letter_place(answer) in range(len(options))
         if not total:
             return self, "no answers"
         if texts == total and places < total:
@@ -321,7 +321,7 @@ def _choice(
         return None
     if answer in keys:
         return keys.index(answer)
-    place = int(answer) - first_number if answer.isdecimal() else _letter(answer)
+    place = int(answer) - first_number if answer.isdecimal() else letter_place(answer)
     if place in range(len(options)) and not by_text:
         return place
     return options.index(answer) if answer in options else -1
@@ -335,6 +335,6 @@ def _joined(record: Record, column: str, path: Path) -> str:
     return text_of(record, column, path)
 
 
-def _letter(answer: str) -> int:
+def letter_place(answer: str) -> int:
     """0 for A, 1 for B, ...; -1 for anything else."""
     return ord(answer.upper()) - ord("A") if len(answer) == 1 and answer.isascii() and answer.isalpha() else -1
