@@ -130,7 +130,7 @@ class Form:
         return layout, cls.metrics, ""
 
     @classmethod
-    def checked(cls, task: Task, example: Example, place: str, remarks: Remarks) -> Example | None:
+    def checked(cls, task: Task, example: Any, place: str, remarks: Remarks) -> Example | None:
         """An example from a file, with its reference converted for the task; None if it is left out.
 
         ``place`` is file and line.
@@ -335,7 +335,7 @@ class Form:
         spans = self.tokenizer.spans(*sizes, max_length=self.settings.max_length)
         return spans.a + spans.b
 
-    def items(self, examples: Sequence[Example], *, train: bool = False) -> list[Item]:
+    def items(self, examples: Sequence[Any], *, train: bool = False) -> list[Item]:
         """Encoded examples, with their labels if they have any; for training only those that can be learned from."""
         raise NotImplementedError
 

@@ -82,8 +82,7 @@ class ChoiceForm(Form):
     # Data
 
     @classmethod
-    def checked(cls, task: Task, example: Example, place: str, remarks: Remarks) -> Example:
-        assert isinstance(example, Choice)
+    def checked(cls, task: Task, example: Any, place: str, remarks: Remarks) -> Example:
         wrong = [answer for answer in example.answers or () if not 0 <= answer < len(example.options)]
         if wrong:
             raise DataError(
@@ -145,25 +144,19 @@ class ChoiceForm(Form):
     def head_labels(self) -> tuple[str, ...]:
         return CHOICES
 
-    def items(self, examples: Sequence[Example], *, train: bool = False) -> list[Item]:
+    def items(self, examples: Sequence[Any], *, train: bool = False) -> list[Item]:
         items = []
         mask = self.tokenizer.token(self.tokenizer.special.mask)
         for number, example in enumerate(examples):
-            assert isinstance(example, Choice)
             if train and not example.answers:
                 continue
             in_context = example.gap and example.gap in example.context
-            sequences = self._cloze(example, mask) if in_context else self._options(example)
-            labels = [int(i in (example.answers or ())) for i in range(len(example.options))]
-            items.append(
-                Item(
-                    number,
-                    tuple(
-                        Encoded(ids.astype(np.int32), segments, {"right": right})
-                        for (ids, segments), right in zip(sequences, labels, strict=True)
-                    ),
-                )
+            framed = self._cloze(example, mask) if in_context else self._options(example)
+            sequences = (
+                Encoded(ids.astype(np.int32), segments, {"right": int(option in (example.answers or ()))})
+                for option, (ids, segments) in enumerate(framed)
             )
+            items.append(Item(number, tuple(sequences)))
         return items
 
     def _options(self, example: Choice) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -101,8 +101,7 @@ class ClassificationForm(TextForm):
     # Data
 
     @classmethod
-    def checked(cls, task: Task, example: Example, place: str, remarks: Remarks) -> Example | None:
-        assert isinstance(example, Text)
+    def checked(cls, task: Task, example: Any, place: str, remarks: Remarks) -> Example | None:
         if example.label is None:
             return example
         label = one_label(example, place)
@@ -187,7 +186,7 @@ class ClassificationForm(TextForm):
         super().__init__(task, tokenizer, settings)
         self.weights: list[float] | None = None
 
-    def items(self, examples: Sequence[Example], *, train: bool = False) -> list[Item]:
+    def items(self, examples: Sequence[Any], *, train: bool = False) -> list[Item]:
         items = super().items(examples, train=train)
         if not train or self.settings.balance == "none":
             return items

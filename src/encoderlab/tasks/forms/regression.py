@@ -20,7 +20,7 @@ from encoderlab.nn.encoder import States
 from encoderlab.nn.heads import ClassificationHead, TaskHead
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Term
-from encoderlab.tasks.data.examples import Example, Remarks, Text
+from encoderlab.tasks.data.examples import Example, Remarks
 from encoderlab.tasks.data.readers import Columns, Layout
 from encoderlab.tasks.forms.base import FormSettings, Network, Predictions, Scores
 from encoderlab.tasks.forms.batching import Item, TaskBatch
@@ -82,8 +82,7 @@ class RegressionForm(TextForm):
         return bool(numbers) and (not whole or (named and len(numbers) > 20))
 
     @classmethod
-    def checked(cls, task: Task, example: Example, place: str, remarks: Remarks) -> Example:
-        assert isinstance(example, Text)
+    def checked(cls, task: Task, example: Any, place: str, remarks: Remarks) -> Example:
         label = None if example.label is None else _parsed(task, one_label(example, place).strip(), place)
         return replace(example, label=label)
 
@@ -142,15 +141,15 @@ class RegressionForm(TextForm):
     def head_labels(self) -> tuple[str, ...]:
         return NUMBER
 
-    def items(self, examples: Sequence[Example], *, train: bool = False) -> list[Item]:
+    def items(self, examples: Sequence[Any], *, train: bool = False) -> list[Item]:
         if train and self.settings.targets == "unit" and self.task.range is None:
             # Numbers without a known range are learned with mean 0 and standard deviation 1.
-            numbers = [_number(e) for e in examples if isinstance(e, Text) and e.label is not None]
+            numbers = [float(e.label) for e in examples if e.label is not None]
             self.offset, self.factor = float(np.mean(numbers)), float(np.std(numbers)) or 1.0
         return super().items(examples, train=train)
 
-    def _target(self, example: Text) -> float:
-        return float("nan") if example.label is None else (_number(example) - self.offset) / self.factor
+    def _target(self, example: Any) -> float:
+        return float("nan") if example.label is None else (float(example.label) - self.offset) / self.factor
 
     def _known(self, target: Tensor) -> Tensor:
         return target.isfinite()
@@ -197,11 +196,6 @@ class RegressionForm(TextForm):
         with torch.no_grad():
             model.task.out.weight.mul_(self.factor)
             model.task.out.bias.mul_(self.factor).add_(self.offset)
-
-
-def _number(example: Text) -> float:
-    assert not isinstance(example.label, tuple) and example.label is not None
-    return float(example.label)
 
 
 def _parsed(task: Task, raw: str, place: str) -> float | None:

@@ -95,8 +95,7 @@ class TaggingForm(Form):
         return plain, ("accuracy", "macro_f1"), "not all tags have prefixes (B-, I-, ...)"
 
     @classmethod
-    def checked(cls, task: Task, example: Example, place: str, remarks: Remarks) -> Example:
-        assert isinstance(example, TaggedWords)
+    def checked(cls, task: Task, example: Any, place: str, remarks: Remarks) -> Example:
         if example.tags is None or task.labels is None:
             return example
         path = place.rpartition(":")[0]
@@ -188,26 +187,25 @@ class TaggingForm(Form):
     def reads_documents(self) -> bool:
         return self.settings.context == "document"
 
-    def items(self, examples: Sequence[Example], *, train: bool = False) -> list[Item]:
-        sentences = [example for example in examples if isinstance(example, TaggedWords)]
+    def items(self, examples: Sequence[Any], *, train: bool = False) -> list[Item]:
         # Within its document a sentence follows a space, which byte-level BPE makes part of its first word.
-        goes_on = [self.reads_documents and a.document == b.document for a, b in pairwise(sentences)]
+        goes_on = [self.reads_documents and a.document == b.document for a, b in pairwise(examples)]
         shown = [
             ("", *sentence.words) if after else sentence.words
-            for sentence, after in zip(sentences, (False, *goes_on), strict=False)
+            for sentence, after in zip(examples, (False, *goes_on), strict=False)
         ]
         encodings = self.tokenizer.encode_batch([" ".join(words) for words in shown])
         room = self.settings.max_length - 2
         if room < 1:
             raise ConfigError(f"max_length {self.settings.max_length} leaves no room for a word; choose at least 3")
         items = []
-        for number, (sentence, encoding) in enumerate(zip(sentences, encodings, strict=True)):
+        for number, (sentence, encoding) in enumerate(zip(examples, encodings, strict=True)):
             if train and sentence.tags is None:
                 continue
             words = first_tokens(shown[number], encoding)
             words = np.where(words < 0, -1, words - (len(shown[number]) - len(sentence.words)))
             tags = self._tags(sentence, words)
-            left, right = self._context(sentences, encodings, number, room - len(encoding))
+            left, right = self._context(examples, encodings, number, room - len(encoding))
             for start in range(0, max(len(encoding), 1), room):
                 stop = min(start + room, len(encoding))
                 pieces = [left, encoding.ids[start:stop], right]
@@ -288,9 +286,9 @@ class TaggingForm(Form):
         items = batch.labels["item"][:, 0][rows].cpu().numpy()
         return [scores[items == i] for i in range(len(batch))]
 
-    def decode(self, items: Sequence[Item], outputs: Sequence[Any], examples: Sequence[Example]) -> Predictions:
+    def decode(self, items: Sequence[Item], outputs: Sequence[Any], examples: Sequence[Any]) -> Predictions:
         names = tuple(self.index)
-        values: list[list[str]] = [[names[0]] * len(e.words) for e in examples if isinstance(e, TaggedWords)]
+        values: list[list[str]] = [[names[0]] * len(e.words) for e in examples]
         details: list[dict[str, Any]] = [{"scores": [0.0] * len(value)} for value in values]
         for item, scores in zip(items, outputs, strict=True):
             words = item.sequences[0].marks["word"]

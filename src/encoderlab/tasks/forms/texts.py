@@ -91,12 +91,12 @@ class TextForm(Form):
         """Which targets (n, ...) are known, (n,) bool."""
         raise NotImplementedError
 
-    def items(self, examples: Sequence[Example], *, train: bool = False) -> list[Item]:
+    def items(self, examples: Sequence[Any], *, train: bool = False) -> list[Item]:
         limit = self.settings.max_length * self.settings.windows  # more tokens than are read of a text
-        first = self.tokenizer.encode_batch([e.text for e in examples if isinstance(e, Text)], limit=limit)
-        pairs = [e.pair for e in examples if isinstance(e, Text) and e.pair is not None]
+        first = self.tokenizer.encode_batch([e.text for e in examples], limit=limit)
+        pairs = [e.pair for e in examples if e.pair is not None]
         if pairs and len(pairs) < len(examples):
-            alone = next(e.id for e in examples if isinstance(e, Text) and e.pair is None)
+            alone = next(e.id for e in examples if e.pair is None)
             raise DataError(
                 f"{len(examples) - len(pairs)} of {len(examples)} examples have no second text (the first: {alone}); "
                 f"give all or none"
@@ -109,7 +109,6 @@ class TextForm(Form):
         )
         items = []
         for number, (example, a, b) in enumerate(zip(examples, first, second, strict=True)):
-            assert isinstance(example, Text)
             if train and example.label is None:
                 continue
             target = self._target(example)
