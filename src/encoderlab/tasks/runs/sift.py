@@ -21,7 +21,6 @@ from encoderlab.batches.batch import Batch
 from encoderlab.config import Bounded, NonNegative
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
-from encoderlab.nn.encoder import States
 from encoderlab.nn.noise import SIFT_PASSES, SIFT_START, Noise, mix64, stream
 from encoderlab.objectives.base import Memory, Term
 from encoderlab.tasks.forms.base import Form
@@ -79,23 +78,22 @@ class SiFTObjective(TaskObjective):
         try:
             states = self.states(batch, noise)
             assert self._clean is not None
-            clean = self.form.scores(self.model, states, batch, noise)
+            clean = self.form.scores(self.model, states, batch, noise).float()
             kept, count = self._clean.detach(), self.counts(batch.on_host)["sift"]
             terms = self.form.terms(self.model, states, batch, noise)
             self._shift = self._start(kept, noise)
-            divergence = self._divergence(self._scores(kept, batch, noise.derived(SIFT_PASSES + 1)), clean.detach())
+            divergence = self.form.divergence(self._scores(kept, batch, noise.derived(SIFT_PASSES + 1)), clean.detach())
             (gradient,) = torch.autograd.grad(divergence, self._shift)
             self._shift = self._ascend(self._shift.detach(), gradient)
-            distance = self._divergence(self._scores(kept, batch, noise.derived(SIFT_PASSES + 2)), clean)
+            distance = self.form.divergence(self._scores(kept, batch, noise.derived(SIFT_PASSES + 2)), clean)
         finally:
             self._on, self._clean, self._shift = False, None, None
         return terms | {"sift": Term(distance, count, self.settings.weight)}, None
 
     def _scores(self, kept: Tensor, batch: TaskBatch, noise: Noise) -> Tensor:
-        """The scores for embeddings ``kept`` with the current shift."""
+        """The scores (n, classes) for embeddings ``kept`` with the current shift."""
         self._clean = kept
-        states: States = self.states(batch, noise)
-        return self.form.scores(self.model, states, batch, noise)
+        return self.form.scores(self.model, self.states(batch, noise), batch, noise).float()
 
     def _perturb(self, x: Tensor) -> tuple[Tensor] | None:
         """The input of the LayerNorm: in the first pass the normalised embeddings, which are kept; later these plus the
@@ -122,7 +120,3 @@ class SiFTObjective(TaskObjective):
         """One step along the gradient, or none if it is not finite."""
         ascended = shift + self.settings.step * gradient / (1e-6 + gradient.abs().amax(-1, keepdim=True))
         return torch.where(gradient.isfinite().all(), ascended, shift)
-
-    def _divergence(self, first: Tensor, second: Tensor) -> Tensor:
-        """D of two sets of scores (n, classes), summed over n, as the form defines it."""
-        return self.form.divergence(first.float(), second.float())
