@@ -167,15 +167,15 @@ def parse_grid(words: Sequence[str]) -> dict[str, tuple[Any, ...]]:
     return {field: parse_values(values) for field, values in split}
 
 
-def split_assignment(word: str, flag: str, form: str) -> tuple[str, str]:
-    """The path of the field and the values of ``field=values``; ``flag`` and ``form`` are for the message.
+def split_assignment(word: str, flag: str, expected: str) -> tuple[str, str]:
+    """The path of the field and the values of ``field=values``; ``flag`` and ``expected`` are for the message.
 
     Raises:
         ConfigError: it has no field or no values.
     """
     name, _, values = word.partition("=")
     if not name or not values:
-        raise ConfigError(f"{flag} {word}: expected {form}")
+        raise ConfigError(f"{flag} {word}: expected {expected}")
     return spelled_out(name), values
 
 

@@ -56,9 +56,9 @@ def parse_space(words: Sequence[str]) -> dict[str, Range | tuple[Any, ...]]:
         ConfigError: a word without ``=`` or values, or an empty range.
     """
     space: dict[str, Range | tuple[Any, ...]] = {}
-    form = "field=low:high or field=value,value, such as lr=1e-5:1e-3"
+    expected = "field=low:high or field=value,value, such as lr=1e-5:1e-3"
     for word in words:
-        field, values = split_assignment(word, "--tune", form)
+        field, values = split_assignment(word, "--tune", expected)
         low, colon, high = values.partition(":")
         space[field] = Range(low=parse_value(low), high=parse_value(high)) if colon else parse_values(values)
     return space

@@ -41,7 +41,7 @@ def layout_of(path: Path, layouts: Sequence[Layout]) -> Layout:
     needs = layouts[0].needs
     missing = [name for name in needs if name not in columns]
     if not needs or (columns and not missing):
-        raise DataError(f"{path}: columns {', '.join(columns) or '(none)'}; expected {_form(layouts[0])}")
+        raise DataError(f"{path}: columns {', '.join(columns) or '(none)'}; expected {_description(layouts[0])}")
     if not columns:
         raise DataError(f"{path}: has no rows; expected the columns {', '.join(needs)}")
     shown = ", ".join(map(repr, columns[:12]))
@@ -62,10 +62,10 @@ def examples(layout: Layout, path: Path, remarks: Remarks) -> Iterator[Example]:
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         fault = f"no field {error}" if isinstance(error, KeyError) else f"a field of another kind ({error})"
         place = f"{path}:{remarks.row}" if remarks.row else str(path)  # before the first record there is no row
-        raise DataError(f"{place}: {fault}; expected {_form(layout)}") from error
+        raise DataError(f"{place}: {fault}; expected {_description(layout)}") from error
 
 
-def _form(layout: Layout) -> str:
+def _description(layout: Layout) -> str:
     """A description of the layout: the first paragraph of its docstring, in one line."""
-    form = str(layout.__doc__).split("\n\n")[0].replace("``", "")
-    return " ".join(form.split()).rstrip(".")
+    paragraph = str(layout.__doc__).split("\n\n")[0].replace("``", "")
+    return " ".join(paragraph.split()).rstrip(".")
