@@ -33,7 +33,8 @@ from encoderlab.tasks.forms.table import FORMS, form_named
 PAIRS = (
     ("sentence1", "sentence2"), ("text_a", "text_b"), ("texta", "textb"), ("premise", "hypothesis"), ("text1", "text2"),
     ("question1", "question2"), ("sentence_A", "sentence_B"), ("query", "document"), ("query", "passage"),
-    ("question", "sentence"), ("context", "hypothesis"), ("text", "pair"), ("a", "b"), ("句子1", "句子2"), ("文本1", "文本2"),
+    ("question", "sentence"), ("context", "hypothesis"), ("text", "pair"), ("a", "b"),
+    ("句子1", "句子2"), ("文本1", "文本2"),
 )  # fmt: skip
 TEXTS = (
     "text", "sentence", "content", "text_a", "review", "comment", "body", "message", "tweet", "title", "document",
