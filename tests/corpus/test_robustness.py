@@ -137,6 +137,8 @@ def test_missing_sources(run, tmp_path):
     assert code == 2 and "did you mean 'stdlib'?" in line
     code, line = run(bad(tmp_path, "a.jsonl", '{"text": "a"}'), "--field", "body")
     assert code == 3 and "no field 'body' in the first line; it has text" in line
+    code, line = run(bad(tmp_path, "b.jsonl", '"a"'), "--field", "body")
+    assert code == 3 and "no field 'body', as the first line is a string; leave --field out" in line
     code, line = run(bad(tmp_path, "a.csv", "n,text\n1,a\n"), "--field", "7")
     assert code == 3 and "no column 7" in line
     code, line = run(bad(tmp_path, "a.csv", "n,text\n1,a\n"), "--field", "²")

@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from encoderlab.corpus.blocks import read_blocks
@@ -113,6 +113,7 @@ def same(corpus: object, task: object) -> None:
 
 
 @given(st.binary(max_size=80), st.sampled_from([".csv", ".tsv", ".jsonl"]))
+@example(b'""', ".jsonl")
 def test_any_bytes(tmp_path_factory, content, suffix):
     """What both take, they take alike; neither fails otherwise than by a DataError."""
     path = fresh(tmp_path_factory.mktemp("bytes"), suffix)

@@ -154,6 +154,10 @@ def _inspect_jsonl(source: Source, reading: Reading) -> Source:
             f"{source.name}: the first line is not JSON, expected one object per line (or give --format){hint}"
         ) from None
     if isinstance(record, str):
+        if reading.field is not None:
+            raise DataError(
+                f"{source.name}: no field {reading.field!r}, as the first line is a string; leave --field out"
+            )
         return source
     if not isinstance(record, dict):
         kind = type(record).__name__
