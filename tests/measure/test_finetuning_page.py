@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +14,12 @@ import pytest
 
 from encoderlab.cli import main
 from encoderlab.errors import DataError
-from encoderlab.measure.finetuning import SCRATCH
+from encoderlab.measure.finetuning import SCRATCH, tasks_in
 from encoderlab.measure.finetuning_page import make
 from encoderlab.tasks.data.task import Text
 from encoderlab.tasks.forms.base import FormSettings
 from encoderlab.tasks.runs.finetune import FinetuneRecipe
+from encoderlab.tasks.runs.folder import signed
 from encoderlab.tasks.runs.protocol import Protocol
 from encoderlab.tasks.runs.trials import Origin, best_seed, run, silent
 from encoderlab.tasks.scoring.scores import baselines_by_split
@@ -138,14 +140,49 @@ def test_mixtures_and_damage_are_refused(folders, tmp_path, capsys) -> None:
     assert "--corpus is for runs of pretraining" in messages(
         capsys, 2, "report", folders["single"], "--corpus", "x", *page
     )
-    copy = trained("single", tmp_path / "copy", replace(PROTOCOL, seeds=1))
-    for place in ("runs/seed-1/metrics.jsonl", "runs/seed-1/analysis-dev.json"):
-        kept = (copy / place).read_bytes()
-        (copy / place).write_bytes(kept.replace(b"1", b"2", 1))
-        with pytest.raises(DataError, match=f"{Path(place).name}: is missing or has changed"):
-            make([copy])
-        (copy / place).write_bytes(kept)
+
+
+@pytest.mark.parametrize("name", ["single", "question", "choice", "several"])
+def test_every_damaged_file_is_named(name, folders, tmp_path, caplog) -> None:
+    """What the page shows is refused, and what it does not show is logged."""
+    copy = shutil.copytree(folders[name], tmp_path / "copy")
+    files = [path for path in sorted(copy.rglob("*")) if path.is_file() and path.name not in (".lock", "report.html")]
+    shown = 0
+    for path in files:
+        kept = path.read_bytes()
+        for harmed in (None, kept[: len(kept) // 2], kept[:-1] + bytes([kept[-1] ^ 1])):
+            path.unlink() if harmed is None else path.write_bytes(harmed)
+            caplog.clear()
+            if path == copy / "score.json" and harmed is None:
+                assert tasks_in(copy) == []
+                continue
+            try:
+                make([copy])
+            except DataError as error:
+                assert path.name in str(error)
+                shown += 1
+            else:
+                assert f"{path}: is missing or has changed" in caplog.text, (path, harmed)
+        path.write_bytes(kept)
+    assert shown == 2 + 2 * 3 * 5  # score.json, metrics, provenance and two analyses of two seeds
+    caplog.clear()
     make([copy])
+    assert not caplog.text
+
+
+def test_a_score_that_is_not_finite_is_not_drawn(tmp_path) -> None:
+    """A seed whose scores are null counts as failed."""
+    copy = trained("number", tmp_path / "number")
+    path = copy / "score.json"
+    record = json.loads(path.read_text())
+    record["seeds"]["2"] = {"failed": "scores that are not finite: pearson of dev"}
+    path.write_text(json.dumps(signed(record)))
+    seed = copy / "runs/seed-2/score.json"
+    broken = json.loads(seed.read_text())
+    broken["scores"]["dev"]["pearson"] = None
+    for place in (seed, copy / "runs/seed-2/model/score.json"):
+        place.write_text(json.dumps(signed(broken)))
+    assert "Failed: seed 2 (scores that are not finite" in make([copy]).verdict
 
 
 def test_a_run_that_learnt_nothing_says_so_on_the_page(tmp_path: Path) -> None:

@@ -73,6 +73,7 @@ def score(
     from encoderlab.tasks.data import suites
     from encoderlab.tasks.data.infer import Given, task_of
     from encoderlab.tasks.data.predictions import read_null_odds, read_predictions, with_labels
+    from encoderlab.tasks.runs.folder import check_intact
     from encoderlab.tasks.scoring.scores import score as scored
 
     given = Given(form=form, text=text, pair=pair, label=label, options=tuple(options.split(",")) if options else ())
@@ -97,6 +98,8 @@ def score(
     for line in part.remarks:
         note(line)
     task = with_labels(task, part, [one.strip() for one in labels.split(",")] if labels else ())
+    if predictions.is_file():
+        check_intact(predictions)
     values, remarks = read_predictions(predictions, task, part, skip_others=skip_others)
     odds: dict[str, Any] = {}
     if null_odds is not None:

@@ -1,10 +1,12 @@
 """Read folders of fine-tuning: the scores of a protocol, the runs of its seeds, and their mistakes.
 
-Everything is read from files whose hashes the runs recorded; what is not as it was written is refused.
+Everything is read from files whose hashes the runs recorded; what is not as it was written is refused. The other files
+of the runs, weights among them, are compared with their hashes too (1 to 2 s per GB), and a change is logged.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +14,14 @@ from typing import Any
 
 from encoderlab.config import from_dict
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.files import read_json, sha256
+from encoderlab.files import read_json
 from encoderlab.measure.runs import lines_by_split
-from encoderlab.tasks.runs.folder import SCORE_FILE, analysis_file, read_signed, record_of
+from encoderlab.tasks.runs.folder import SCORE_FILE, analysis_file, damaged, read_signed, record_of
 from encoderlab.tasks.runs.trials import folder_name
 from encoderlab.tasks.scoring.analysis import Analysis
 from encoderlab.train.folder import METRICS, PROVENANCE, RECIPE
+
+log = logging.getLogger(__name__)
 
 PRETRAINED, WITHOUT = "pretrained", "without pretraining"  # the systems of one folder
 SCRATCH = "scratch"  # in it: the protocol of fresh weights
@@ -26,23 +30,20 @@ REMEDY = "run the command of the fine-tuning again, which makes it again"
 
 @dataclass(frozen=True, kw_only=True)
 class SeedRun:
-    """The run of one seed. ``record`` is its ``score.json``, empty where it did not end; ``train`` and ``valid`` are
-    its metrics; ``analysis`` is by split; ``sessions`` are those of its provenance.
+    """The run of one seed. ``record`` is its ``score.json``, empty where it did not end; ``scores`` are by split and
+    metric, none where it did not end or is not counted; ``train`` and ``valid`` are its metrics; ``analysis`` is by
+    split; ``sessions`` are those of its provenance.
     """
 
     seed: str
     folder: Path
     record: Mapping[str, Any]
+    scores: Mapping[str, Mapping[str, float]]
     failed: str
     train: Sequence[Mapping[str, Any]]
     valid: Sequence[Mapping[str, Any]]
     analysis: Mapping[str, Analysis]
     sessions: Sequence[Mapping[str, Any]]
-
-    @property
-    def scores(self) -> Mapping[str, Mapping[str, float]]:
-        """By split and metric; none where the run did not end."""
-        return self.record.get("scores", {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,12 +122,13 @@ def read(folder: Path) -> Finetuning:
 def _seed_run(seed: str, entry: Mapping[str, Any], folder: Path) -> SeedRun:
     """The run of one seed, as far as it got: a seed that diverged has metrics and no score."""
     score = folder / SCORE_FILE
-    record = read_signed(score, REMEDY) if score.exists() else {}
-    for name in (METRICS, PROVENANCE, *(analysis_file(split) for split in record.get("scores", {}))):
-        digest = record.get("files", {}).get(name)
-        if digest is not None and (not (folder / name).exists() or sha256(folder / name) != digest):
+    record = read_signed(score, REMEDY) if score.exists() or "scores" in entry else {}
+    shown = {METRICS, PROVENANCE, *(analysis_file(split) for split in record.get("scores", {}))}
+    for name in damaged(folder, record):
+        if name in shown:
             remedy = f"restore it, or delete {folder} to train it again" if name in (METRICS, PROVENANCE) else REMEDY
             raise DataError(f"{folder / name}: is missing or has changed; {remedy}")
+        log.warning("%s: is missing or has changed; the page does not show it", folder / name)
     lines = lines_by_split(folder / METRICS)
     places = {split: folder / analysis_file(split) for split in record.get("scores", {})}
     sessions = read_json(folder / PROVENANCE).get("sessions", []) if (folder / PROVENANCE).exists() else []
@@ -134,6 +136,7 @@ def _seed_run(seed: str, entry: Mapping[str, Any], folder: Path) -> SeedRun:
         seed=seed,
         folder=folder,
         record=record,
+        scores=entry.get("scores", {}),
         failed=entry.get("failed", ""),
         train=lines["train"],
         valid=lines["valid"],

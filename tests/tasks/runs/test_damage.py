@@ -10,19 +10,24 @@ from pathlib import Path
 
 import pytest
 
+from encoderlab import cli
 from encoderlab.errors import DataError
 from encoderlab.tasks.forms.base import FormSettings
 from encoderlab.tasks.runs.apply import predictor_of
 from encoderlab.tasks.runs.finetune import FinetuneRecipe, finetune
 from encoderlab.tasks.runs.folder import LOCK, SCORE_FILE
+from encoderlab.tasks.runs.protocol import Protocol
+from encoderlab.tasks.runs.trials import run
 from encoderlab.train.optim import AdamW
 from tests.tasks.runs.test_apply import ready, saved
 from tests.tasks.synthetic import data
 from tests.tasks.tiny import model
+from tests.terminal import messages
 
 RECIPE = FinetuneRecipe(epochs=2, batch=8, optim=AdamW(lr=2e-3, weight_decay=0.0), form=FormSettings(max_length=32))
 LOGS = {"metrics.jsonl", "run.log", "provenance.json"}  # what only the training itself could write
 RETRAINED = {"model/model.safetensors"}
+TOLD = {"elapsed": 0, "sha256": ""}
 
 
 def flip(path: Path) -> None:
@@ -43,7 +48,7 @@ def contents(run: Path) -> dict[str, bytes]:
     return {path.relative_to(run).as_posix(): path.read_bytes() for path in files}
 
 
-@pytest.mark.parametrize("kind", ["single", "number", "question"])
+@pytest.mark.parametrize("kind", ["single", "number", "question", "several", "choice"])
 def test_every_file_of_a_run_is_made_again_or_named(kind, tmp_path, caplog) -> None:
     task, splits = data(kind, train=24, dev=8)
     whole, start = tmp_path / "whole", model()
@@ -67,15 +72,43 @@ def test_every_file_of_a_run_is_made_again_or_named(kind, tmp_path, caplog) -> N
                 assert changed == {name} and "cannot be made again" in caplog.text
             elif name in RETRAINED:
                 assert changed <= {*LOGS, SCORE_FILE, f"model/{SCORE_FILE}"}
-            elif kind == "number" and name.startswith(("predictions", "analysis")):  # the saved head answers in numbers
-                made = {"predictions-dev.jsonl", "analysis-dev.json"}
-                assert changed <= {*made, SCORE_FILE, f"model/{SCORE_FILE}"}
             else:
                 assert not changed, (name, harm, changed)
             caplog.clear()
             with caplog.at_level(logging.WARNING):
                 finetune(start, task, splits, RECIPE, run)
             assert (name in caplog.text) == (name in LOGS)  # what is lost is named every time
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_the_record_of_all_seeds_is_made_again_and_named(harm, tmp_path, caplog) -> None:
+    task, splits = data("choice", train=16, dev=8)
+    protocol, out = Protocol(name="quick", source="this test", recipe=RECIPE, seeds=1), tmp_path / "out"
+    path = out / SCORE_FILE
+    for damage in (None, None, harm, None):
+        whole = json.loads(path.read_text()) if path.exists() else None
+        if damage is not None:
+            damage(path)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            record = run(protocol, model(), task, splits, out).record
+        assert (f"{path}: is " in caplog.text and "made again" in caplog.text) == (damage is not None)
+        assert whole is None or {**record, **TOLD} == {**whole, **TOLD}
+
+
+def test_changed_predictions_of_a_run_are_not_scored(tmp_path, capsys) -> None:
+    task, splits = data("several", train=16, dev=8)
+    finetune(model(), task, splits, RECIPE, tmp_path / "run")
+    gold, predictions = tmp_path / "gold.jsonl", tmp_path / "run/predictions-dev.jsonl"
+    rows = [{"id": one.id, "text": one.text, "label": list(one.label)} for one in splits["dev"].examples]
+    gold.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ("score", str(predictions), str(gold))
+    assert cli.main([*words]) == 0
+    lines = predictions.read_text().splitlines(keepends=True)
+    predictions.write_text("".join(reversed(lines)))
+    assert "predictions-dev.jsonl: has changed since the run ended" in messages(capsys, 3, *words)
+    shutil.copy(predictions, tmp_path / "elsewhere.jsonl")
+    assert cli.main(["score", str(tmp_path / "elsewhere.jsonl"), str(gold)]) == 0
 
 
 def test_a_score_without_a_whole_copy_is_an_error(tmp_path) -> None:

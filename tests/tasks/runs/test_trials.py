@@ -67,6 +67,18 @@ def test_seeds_that_fail_are_marked_and_counted(tmp_path, monkeypatch):
         run(QUICK, model(), found, splits, tmp_path / "other")
 
 
+def test_a_run_with_scores_that_are_not_finite_failed(tmp_path):
+    """Also when it is read again: JSON has null for them."""
+    task, splits = data("number", train=16, dev=8)
+    huge = {
+        name: replace(split, examples=tuple(replace(one, label=1e200 * one.label) for one in split.examples))
+        for name, split in splits.items()
+    }
+    for _ in range(2):
+        with pytest.raises(Diverged, match="all 2 seeds failed .scores that are not finite: .* of dev"):
+            run(QUICK, model(), task, huge, tmp_path / "out")
+
+
 @pytest.mark.parametrize(("labels", "failed"), [(("red", "blue"), True), (("red", "red"), False)])
 def test_a_run_that_predicts_one_label_of_several_counts_as_failed(tmp_path, monkeypatch, labels, failed):
     found, splits = data("single", train=32, dev=2)

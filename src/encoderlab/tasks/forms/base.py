@@ -427,7 +427,7 @@ class Form:
         return False
 
     def finish(self, model: Network) -> None:
-        """Change the trained head if the saved model must answer in other units than in training."""
+        """Change the trained head, and this form, if the saved model must answer in other units than in training."""
 
     # Ensembles
 

@@ -196,6 +196,7 @@ class RegressionForm(TextForm):
         with torch.no_grad():
             model.task.out.weight.mul_(self.factor)
             model.task.out.bias.mul_(self.factor).add_(self.offset)
+        self.offset, self.factor = 0.0, 1.0
 
 
 def _parsed(task: Task, raw: str, place: str) -> float | None:

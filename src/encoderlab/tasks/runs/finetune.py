@@ -343,6 +343,8 @@ class FineTuning:
         outcome = train(objective, recipe, data, self.out, session=session, title=self.title)
         if outcome.best is not None:
             checkpoint.load_weights(objective, outcome.best)
+        if isinstance(network, Model):
+            form.finish(network)  # first, so that predictions are those of the saved model
         evaluated = self.evaluate(objective, self.splits)
         findings = diagnose(of_lines(read_lines(self.out / METRICS), to_dict(recipe))) if self.world.main else []
         notes = [*evaluated.notes, *filter(None, (too_long,)), *(f"doctor: {finding}" for finding in findings)]
@@ -351,8 +353,6 @@ class FineTuning:
         if outcome.step < recipe.budget.amount:
             planned = f"{outcome.step:,} of {recipe.budget.amount:,.0f}"
             notes.append(f"stopped at step {planned}: no better development score for {recipe.patience} epochs")
-        if isinstance(network, Model):
-            form.finish(network)
         self.world.wait()  # every process has read the weights that the first one deletes next
         record = {
             **self.identity,

@@ -185,6 +185,17 @@ def record_of(folder: Path) -> dict[str, Any] | None:
     return read_signed(path, "run finetune again to write it anew") if path.exists() else None
 
 
+def check_intact(path: Path) -> None:
+    """Refuse a file of a finished run that has changed since the run ended; other files are not checked.
+
+    Raises:
+        DataError: it has changed, or the run's score is damaged.
+    """
+    recorded = (record_of(path.parent) or {}).get("files", {}).get(path.name)
+    if recorded is not None and sha256(path) != recorded:
+        raise DataError(f"{path}: has changed since the run ended; run finetune again, which makes it again")
+
+
 def damaged(out: Path, record: Mapping[str, Any]) -> list[str]:
     """The files of a finished run that are missing or have changed, by their paths in ``out``."""
     if "files" not in record:  # of an older version

@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import logging
+import math
 import statistics
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -16,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from encoderlab.config import to_dict
-from encoderlab.errors import Diverged
+from encoderlab.errors import DataError, Diverged
 from encoderlab.files import write_json
 from encoderlab.interchange.places import resolve
 from encoderlab.model import Model, count_parameters, weights_hash
@@ -29,6 +31,8 @@ from encoderlab.tasks.runs.folder import SCORE_FILE, Result, read_signed, signed
 from encoderlab.tasks.runs.protocol import Protocol, at_point
 from encoderlab.tasks.scoring.metrics import mean_interval
 from encoderlab.train.folder import hardware, session_command
+
+log = logging.getLogger(__name__)
 
 Point = Mapping[str, Any]  # values of fields of the recipe, by path
 Adjust = Callable[[FinetuneRecipe], FinetuneRecipe]
@@ -90,14 +94,24 @@ class Attempt:
         return self.runs.out / self.folder
 
     def run(self, *, shown: bool = True) -> Result | str:
-        """Make the run in its folder, or read the finished one; if it diverged, the error message."""
+        """Make the run in its folder, or read the finished one; if it diverged, the error message.
+
+        A run with scores that are not finite counts as diverged.
+        """
         runs = self.runs
         more: dict[str, Any] = {"about": runs.about, "encodings": runs.encodings, "trained": runs.trained}
         more["title"] = self.title if shown else None
         try:
-            return finetune(runs.model, runs.task, self.splits, self.recipe, self.out, **more)
+            result = finetune(runs.model, runs.task, self.splits, self.recipe, self.out, **more)
         except Diverged as error:
             return str(error)
+        wrong = [
+            f"{metric} of {split}"
+            for split, scores in result.scores.items()
+            for metric, value in scores.items()
+            if value is None or not math.isfinite(value)
+        ]
+        return f"scores that are not finite: {', '.join(wrong)}; check the labels" if wrong else result
 
 
 T = TypeVar("T")
@@ -212,7 +226,9 @@ def program(
     if search:
         said = protocol.says(recipes[chosen], model, len(splits["train"]))
         say(f"{named}: {describe(points[chosen])} is taken: {said}")
-    results = yield attempts(chosen, protocol.seeds, splits)
+    asked = attempts(chosen, protocol.seeds, splits)
+    ended = all((one.out / SCORE_FILE).exists() for one in asked)
+    results = yield asked
     by_seed = dict(zip(range(base.seed, base.seed + protocol.seeds), results, strict=True))
     finished = _finished(results)
     if not finished:
@@ -244,8 +260,18 @@ def program(
         "seconds": sum(float(result.record["seconds"]) for result in finished),
         "elapsed": time.perf_counter() - start,
     }
+    _name_damage(out / SCORE_FILE, ended=ended)
     write_json(out / SCORE_FILE, signed(record))
     return ProtocolResult(task=task, record=record, runs=finished)
+
+
+def _name_damage(path: Path, *, ended: bool) -> None:
+    """Warn if the record that is made again is damaged, or is missing although all its runs had ``ended``."""
+    try:
+        if path.exists() or ended:
+            read_signed(path, "it is made again")
+    except DataError as error:
+        log.warning("%s", error)
 
 
 def _best_point(search: Sequence[Mapping[str, Any]], task: Task) -> int:
