@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import os
 import resource
 import subprocess
 import sys
@@ -29,6 +30,27 @@ def test_one_holder(tmp_path: Path) -> None:
         assert "BlockingIOError" in other.stderr
     with locked(tmp_path):
         pass
+
+
+@pytest.mark.parametrize("held", ["file", "folder"])
+def test_temporary_files_of_killed_processes_are_removed(held: str, tmp_path: Path) -> None:
+    """Those of running processes, and files with other names, stay."""
+    done = subprocess.Popen(["true"])
+    done.wait()
+    running = os.getppid()
+    for name in ("a[1].txt", "b"):
+        for pid in (done.pid, os.getpid(), 10**30, running):
+            (tmp_path / f".{name}.{pid}.tmp").touch()
+    (tmp_path / f".model.{done.pid}.tmp").mkdir()
+    (tmp_path / f".model.{done.pid}.tmp" / f".a.{done.pid}.tmp").touch()
+    others = {".a[1].txt.old.tmp", f".b.{running}.tmp", f".a[1].txt.{running}.tmp", "b.1.tmp"}
+    for name in others:
+        (tmp_path / name).touch()
+    with files.held_file(tmp_path / "a[1].txt") if held == "file" else files.held_folder(tmp_path):
+        pass
+    left = {path.name for path in tmp_path.iterdir()} - others
+    kept = {f".b.{pid}.tmp" for pid in (done.pid, os.getpid(), 10**30)} | {f".model.{done.pid}.tmp"}
+    assert left == (kept if held == "file" else set())
 
 
 def test_what_cannot_be_written_has_the_name_that_was_asked_for(tmp_path: Path) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import json
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -123,6 +126,31 @@ def replace_file(path: Path) -> Iterator[IO[bytes]]:
             aside.unlink()
 
 
+def remove_leftovers(paths: Iterable[Path]) -> None:
+    """Delete those of ``paths`` that are temporary files or folders (``.NAME.PID.tmp``) of killed processes."""
+    for path in list(paths):
+        name = re.fullmatch(r"\..+\.(\d+)\.tmp", path.name)
+        if name is None or _is_other_process(int(name[1])):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _is_other_process(pid: int) -> bool:
+    """Whether a process other than this one has this number."""
+    if pid == os.getpid():
+        return False
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[int | None]:
     """Lock the file or folder at ``path``; gives its handle. The lock ends with the process, however that ends.
@@ -155,6 +183,8 @@ def locked(path: Path) -> Iterator[int | None]:
 def held_folder(out: Path) -> Iterator[None]:
     """Make and lock an output folder while it is written; if it is empty at the end and was made here, it is removed.
 
+    Temporary files of processes that were killed are deleted first.
+
     Raises:
         ConfigError: another process is writing it, or it cannot be made.
     """
@@ -168,6 +198,7 @@ def held_folder(out: Path) -> Iterator[None]:
         except OSError as error:
             raise ConfigError(f"{out}: cannot be used as output folder ({error.strerror}); choose another") from None
         try:
+            remove_leftovers(out.rglob(".*.tmp"))
             yield
         finally:
             if not there:
@@ -178,6 +209,8 @@ def held_folder(out: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def held_file(out: Path) -> Iterator[None]:
     """Lock the name of an output file while it is written, with a file ``.NAME.lock`` that is deleted at the end.
+
+    Temporary files of processes that were killed while they wrote it are deleted first.
 
     Raises:
         ConfigError: another process is writing it, or its folder cannot be made.
@@ -193,6 +226,7 @@ def held_file(out: Path) -> Iterator[None]:
         except OSError as error:
             raise ConfigError(f"{out}: cannot be written ({error.strerror}); name another file") from None
         try:
+            remove_leftovers(out.parent.glob(f".{glob.escape(out.name)}.*.tmp"))
             yield
         finally:
             lock.unlink(missing_ok=True)

@@ -134,6 +134,51 @@ def test_two_processes_make_one_file(place, tmp_path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["labels.jsonl", "texts.txt"]
 
 
+KILLED = {  # verb: its words, and the temporary file that it leaves when it is killed before it renames the first one
+    "encode": (["classifier", "--file", "lines.txt", "--out", "OUT"], "."),
+    "predict": (["classifier", "lines.txt", "--out", "OUT"], None),  # continues with its part file
+    "convert": (["run", "OUT"], "."),
+    "inspect": (["run", "the cat", "--out", "OUT"], "OUT"),
+    "finetune": (
+        ["reviews.csv", "--model", "run", "--out", "OUT", "--seeds", "1", "--epochs", "1"], "OUT/runs/seed-1",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", KILLED)
+def test_what_a_killed_process_leaves_is_removed(verb, place, tmp_path, monkeypatch, capsys) -> None:
+    """It is neither counted as output nor in the way."""
+    monkeypatch.chdir(place)
+    words, where = KILLED[verb]
+    whole, out = tmp_path / "whole/out", tmp_path / "killed/out"
+    calls = [[verb, *(word.replace("OUT", str(one)) for word in words)] for one in (whole, out)]
+    answer(capsys, *calls[0])
+    last = "model" if verb == "finetune" else "out"
+    code = f"""if True:
+        import os, signal, sys
+        from encoderlab.cli import main
+        replace = os.replace
+        def rename(source, target):
+            if {last!r} in os.path.relpath(target, {str(out.parent)!r}).split(os.sep):
+                os.kill(os.getpid(), signal.SIGKILL)
+            replace(source, target)
+        os.replace = os.rename = rename
+        main(sys.argv[1:])
+    """
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CI": "1"}
+    killed = subprocess.run([sys.executable, "-c", code, *calls[1]], env=environment, capture_output=True)
+    assert killed.returncode == -9, killed.stderr.decode()
+    if where is not None:
+        assert list((out.parent / where.replace("OUT", "out")).glob(".*.tmp"))
+    answer(capsys, *calls[1])
+
+    def names(folder: Path) -> list[str]:
+        return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+    assert names(out.parent) == names(whole.parent)
+    assert ".tmp" not in "".join(path.read_text() for path in out.rglob("S*SUMS"))
+
+
 def test_no_file_of_a_run_a_corpus_or_a_model_is_written_over(place, monkeypatch, capsys) -> None:
     monkeypatch.chdir(place)
     files = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}

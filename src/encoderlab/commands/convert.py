@@ -70,11 +70,11 @@ def convert(
     from encoderlab.tasks.runs.folder import find_task
     from encoderlab.tasks.runs.trials import best_seed
 
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out}: exists and is not empty; choose another folder")
     notes: list[str] = []
     written = {}
     with held_folder(out):
+        if any(out.iterdir()):
+            raise ConfigError(f"{out}: exists and is not empty; choose another folder")
         model = best_seed(model, terminal.say)
         models, values = _read(model, source, whole=to == "hf", allow_missing=allow_missing)
         if tokenizer is not None:

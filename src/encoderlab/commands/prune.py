@@ -66,10 +66,10 @@ def prune(
 
     if examples < 4:
         raise ConfigError(f"--examples is {examples}; give at least 4, half of them to choose the heads by")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out}: exists and is not empty; choose another folder")
     place = best_seed(model, say)
     with held_folder(out):
+        if any(out.iterdir()):
+            raise ConfigError(f"{out}: exists and is not empty; choose another folder")
         network, generator = load_pair(place)
         gone = check_heads(network.config, heads)
         measured: pruning.OnTask | pruning.OnText

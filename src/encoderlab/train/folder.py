@@ -22,7 +22,7 @@ from encoderlab.corpus.manifest import TOKENIZER
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.execution.workers import cores
-from encoderlab.files import finite, locked, write_bytes, write_json
+from encoderlab.files import finite, locked, remove_leftovers, write_bytes, write_json
 from encoderlab.interchange.places import PROVENANCE, commits
 
 log = logging.getLogger(__name__)
@@ -64,9 +64,7 @@ class RunFolder:
     def _claim(self, recipe: Any, data: dict[str, str]) -> None:
         """Make the folder this run's, or check that it already is."""
         known, provenance = self.path / RECIPE, self.path / PROVENANCE
-        for place in (self.path, self.path / TOKENIZER):
-            for cut in place.glob(".*.json.*.tmp"):
-                cut.unlink()  # a session was killed while writing this file
+        remove_leftovers(self.path.rglob(".*.tmp"))
         sessions: list[dict[str, Any]] = []
         if known.exists():
             before = read(known)
