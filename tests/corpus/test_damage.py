@@ -100,7 +100,7 @@ def test_an_interrupted_build_mends_any_file_of_its_own(stage, chosen, tmp_path,
         build_corpus(chosen, out)
         assert digests(out) == expected, case
         rewritten = file.parts[:2] == (".work", "assembly") and file.suffix not in (".json", ".counts")
-        if not rewritten and file.parts[0] != "tokenizer" and damage is not delete:
+        if not rewritten and file.parts[0] != "tokenizer":
             assert file.name in caplog.text or str(file.parent) in caplog.text, case
         seen.add(file.name)
     assert {"plan.json", "part.json", "tokenizer.json", "tokenizer_config.json", "000000-00000.safetensors"} <= seen
@@ -132,8 +132,9 @@ def test_a_damaged_part_is_refused_by_name_and_mended_by_its_own_build(chosen, t
         if file.name != "plan.json":
             with pytest.raises(DataError, match=f"{file.name}|an unfinished part"):
                 merge_corpora([part, tmp_path / "part1"], tmp_path / "merged")
+        caplog.clear()
         build_corpus(chosen, part, shard_index=0, num_shards=2)
-        assert digests(part) == before, case
+        assert digests(part) == before and file.name in caplog.text, case
     merge_corpora([part, tmp_path / "part1"], tmp_path / "merged")
     assert digests(tmp_path / "merged") == whole
 
@@ -148,6 +149,17 @@ def test_a_file_of_another_piece_is_not_taken(chosen, tmp_path, monkeypatch, cap
     shutil.copy(folder / "000001-00000.safetensors", folder / "000000-00000.safetensors")
     build_corpus(chosen, tmp_path / "out")
     assert "000000-00000.safetensors: damaged, or made for something else; made again" in caplog.text
+    assert digests(tmp_path / "out") == digests(tmp_path / "expected")
+
+
+def test_a_tokenizer_that_was_removed_is_made_again_and_named(chosen, tmp_path, monkeypatch, caplog):
+    build_corpus(chosen, tmp_path / "expected")
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(merge, "plan", kill)
+        build_corpus(chosen, tmp_path / "out")
+    shutil.rmtree(tmp_path / "out/.work/tokenizer")
+    build_corpus(chosen, tmp_path / "out")
+    assert "tokenizer: missing; made again" in caplog.text
     assert digests(tmp_path / "out") == digests(tmp_path / "expected")
 
 

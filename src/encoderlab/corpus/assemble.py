@@ -289,6 +289,8 @@ def shard_is_written(work: ShardWork, scratch: Path) -> bool:
         if not work.path.exists() or sha256(work.path) != record["sha256"]:
             raise sealed.Damaged(work.path, "damaged" if work.path.exists() else "missing")
     except FileNotFoundError:
+        if work.path.exists():
+            log.warning("%s: missing; %s is written again", record_path, work.path)
         return False
     except sealed.Damaged as problem:
         log.warning("%s; written again", problem)

@@ -277,6 +277,8 @@ class Part:
             except Damaged as problem:
                 log.warning("%s; made again", problem)
                 shutil.rmtree(folder)
+        elif any((self.folder / PIECES).glob("*")):
+            log.warning("%s: missing; made again", folder)
         settings = self.settings.tokenizer
         if isinstance(settings, GivenTokenizer):
             tokenizer = _load_given(settings)
@@ -297,6 +299,7 @@ class Part:
         tokenizer_hash = tokenizer.hash()
         origin = digest([self.plan, tokenizer_hash])
         (self.folder / PIECES).mkdir(exist_ok=True)
+        recorded = (self.folder / PART).exists()
         if (record := self._finished(origin, progress)) is not None:
             return record
         stretches = divide(self.sources)
@@ -312,6 +315,8 @@ class Part:
         )
         made = pieces_made(self.folder)
         waiting = [stretch for stretch in own if not is_complete(made[stretch.number])]
+        if own and not waiting and not recorded:
+            log.warning("%s: missing; written again", self.folder / PART)
         done = sum(stretch.size for stretch in own) - sum(stretch.size for stretch in waiting)
         total = sum(stretch.size for stretch in own) if all(map(_has_known_size, self.sources)) else None
         if done:
@@ -366,10 +371,13 @@ class Part:
             problem.path.unlink(missing_ok=True)
         try:
             record = read_part(self.folder)
-            if not problems and all(piece_path(self.folder, name).exists() for name in record.names()):
+            removed = {problem.path for problem in problems}
+            missing = [path for path in (piece_path(self.folder, name) for name in record.names()) if not path.exists()]
+            for path in missing:
+                if path not in removed:
+                    log.warning("%s: missing; made again", path)
+            if not missing:
                 return record
-            if not problems:
-                log.warning("%s: pieces are missing; made again", self.folder / PIECES)
         except FileNotFoundError:
             pass
         except Damaged as problem:
