@@ -54,7 +54,7 @@ from encoderlab.train.recipe import Recipe
 
 log = logging.getLogger(__name__)
 
-PLAN = "plan.json"
+PLAN, RESULT = "plan.json", "adapt.json"
 MOST_UNKNOWN = 0.05  # of the domain's tokens; what the model cannot read it cannot learn
 FEWEST_BYTES = 1.5  # per token, of vocabularies of bytes, in which nothing is unknown
 VALIDATION = 0.02  # of the corpus, for stopping
@@ -229,6 +229,8 @@ class Adaptation:
                 if sha256(self.out / file) != expected:
                     raise Damaged(self.out / file, "damaged (its checksum differs)")
         except FileNotFoundError:
+            if (self.out / RESULT).exists():
+                self.say(f"{path}: missing; the stage {name} is done again")
             return None
         except Damaged as error:
             self.say(f"{error}; the stage {name} is done again")
@@ -261,7 +263,7 @@ class Adaptation:
         record["gains"] = {kind: measure.gain(record["before"][kind], record["after"][kind]) for kind in self.kinds}
         record["plan"] = _plain(asdict(plan))
         record["parameters"] = count_parameters(self.model.config)["total"]
-        write_json(self.out / "adapt.json", record)
+        write_json(self.out / RESULT, record)
         return record
 
     def _place(self, name: str) -> Path:
