@@ -745,6 +745,36 @@ def test_the_end_of_a_text_is_read_alone(trained: dict[str, Tokenizer], monkeypa
         assert len(tokenizer.encode_end(text, 128)) > 128 and sum(map(len, read)) < 100 * 16 * 129
 
 
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_long_text_is_encoded_in_parts_that_change_no_token(
+    name: str, trained: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, special = trained[name], trained[name].token(trained[name].special.mask)
+    group, read = Tokenizer._encode_group, []
+    monkeypatch.setattr(Tokenizer, "_encode_group", lambda self, texts: read.extend(texts) or group(self, texts))
+    words = st.sampled_from(["the", "cat", "IS", "is 2", "中国", "中", special, "\u0301", "don't", " ", "\n"])
+
+    @settings(max_examples=100, deadline=None)
+    @given(st.lists(st.one_of(odd_text, words), max_size=20), st.integers(1, 12))
+    def equal(parts: list[str], size: int) -> None:
+        for text in ("".join(parts), " ".join(parts)):
+            with monkeypatch.context() as whole:
+                whole.setattr("encoderlab.corpus.tokenizer.GROUP", 1 << 20)
+                expected = tokenizer.encode(text)
+            with monkeypatch.context() as cut:
+                cut.setattr("encoderlab.corpus.tokenizer.GROUP", 1)
+                cut.setattr("encoderlab.corpus.tokenizer.PART", size)
+                found = tokenizer.encode(text)
+            for field in ("ids", "offsets", "word_starts"):
+                np.testing.assert_array_equal(getattr(found, field), getattr(expected, field))
+                assert getattr(found, field).dtype == getattr(expected, field).dtype
+
+    equal()
+    read.clear()
+    assert len(tokenizer.encode("the cat sat on the mat " * 100_000)) > 600_000
+    assert max(map(len, read)) < 300_000
+
+
 def test_a_limit_reads_in_proportion_to_it(trained: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer, read = trained["wordpiece"], []
     group = Tokenizer._encode_group

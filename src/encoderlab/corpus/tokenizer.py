@@ -44,6 +44,16 @@ ENDINGS: dict[Mode, re.Pattern[str]] = {
 }
 LONG = 4096  # characters of a text in which very long words are looked for
 GROUP = 1 << 20  # characters that the library is given at a time
+PART = 1 << 18  # of a longer text
+# A word or Chinese character behind which a text can be cut: the tokens before the cut do not depend on what follows, and
+# those behind it are the same where the text begins with this match.
+_LINK = " [A-Za-z]{1,64}(?= [A-Za-z])"
+LINKS: dict[Mode, re.Pattern[str]] = {
+    "words": re.compile(_LINK),
+    "cjk": re.compile(f"{_LINK}|[{CHINESE}](?=[{CHINESE}])"),
+    "bytes": re.compile(_LINK),
+    "pieces": re.compile(_LINK),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,6 +211,13 @@ class Tokenizer:
         return Beginnings(self.backend)
 
     @functools.cached_property
+    def _link(self) -> re.Pattern[str] | None:
+        """Where a long text can be cut; None if the tokenizer may read over every such place."""
+        names = [token.content for token in self.backend.get_added_tokens_decoder().values()]
+        apart = self._chunks is not None and not any(char.isspace() for name in names for char in name)
+        return LINKS[self._chunks.mode] if self._chunks is not None and apart else None
+
+    @functools.cached_property
     def _longest_word(self) -> int | None:
         """Characters beyond which a word is unknown, of which no more are read; None if every word is read whole."""
         if self._chunks is None or self._chunks.mode not in ("words", "cjk"):
@@ -217,9 +234,27 @@ class Tokenizer:
         for end, text in enumerate(texts, start=1):
             size += len(text)
             if size > GROUP or end == len(texts):
-                encodings += self._encode_group(list(texts[begin:end]))
+                group = list(texts[begin:end])
+                long = group.pop() if len(text) > GROUP else None
+                encodings += self._encode_group(group) if group else []
+                encodings += [] if long is None else [self._encode_long(long)]
                 begin, size = end, 0
         return encodings
+
+    def _encode_long(self, text: str) -> Encoding:
+        """:meth:`encode` of a text in parts, if it can be cut: in bounded memory, and soon interrupted."""
+        parts: list[Encoding] = []
+        begin = read = 0  # where the text of a part begins, which tokens before ``read`` belong to the part before
+        while begin < len(text):
+            link = self._link.search(text, read + PART) if self._link else None
+            end = link.end() if link else len(text)
+            part = self._encode_group([text[begin:end]])[0]
+            own = part.offsets[:, 0] >= read - begin
+            parts.append(Encoding(ids=part.ids[own], offsets=part.offsets[own] + begin, word_starts=own))
+            begin, read = (link.start(), end) if link else (end, end)
+        ids = np.concatenate([part.ids for part in parts])
+        offsets = np.concatenate([part.offsets for part in parts])
+        return Encoding(ids=ids, offsets=offsets, word_starts=self._word_starts(ids))
 
     def _encode_group(self, texts: list[str]) -> list[Encoding]:
         most = self._longest_word
