@@ -762,8 +762,7 @@ def test_a_long_text_is_encoded_in_parts_that_change_no_token(
                 whole.setattr("encoderlab.corpus.tokenizer.GROUP", 1 << 20)
                 expected = tokenizer.encode(text)
             with monkeypatch.context() as cut:
-                cut.setattr("encoderlab.corpus.tokenizer.GROUP", 1)
-                cut.setattr("encoderlab.corpus.tokenizer.PART", size)
+                cut.setattr("encoderlab.corpus.tokenizer.GROUP", size)
                 found = tokenizer.encode(text)
             for field in ("ids", "offsets", "word_starts"):
                 np.testing.assert_array_equal(getattr(found, field), getattr(expected, field))

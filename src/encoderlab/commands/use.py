@@ -24,6 +24,7 @@ from encoderlab.records.dataset import is_dataset, labelled_files
 from encoderlab.storage.cache import local
 from encoderlab.storage.places import url_of
 from encoderlab.tasks.data.records import is_file_name
+from encoderlab.train.progress import adding
 
 if TYPE_CHECKING:
     from encoderlab.tasks.data.infer import Given
@@ -94,7 +95,8 @@ def evaluate(
     if len(data) == 1:
         if where.several:
             raise ConfigError("--workers, --on and the like are for several labelled files; leave them out")
-        found = score(data[0], note)
+        with progress("evaluate") as show:
+            found = score(data[0], note, adding(show, "sequences"))
         _show_evaluation(found)
         return found
     if submission is not None:
@@ -122,7 +124,10 @@ def evaluate(
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """Scores the models at ``places``, and their ensemble, on labelled data; travels to other processes."""
+    """Scores the models at ``places``, and their ensemble, on labelled data; travels to other processes.
+
+    ``say`` takes remarks, ``watch`` the number of sequences of each batch that is done.
+    """
 
     places: tuple[Path, ...]
     split: str
@@ -130,7 +135,9 @@ class Score:
     submission: Path | None
     given: Given
 
-    def __call__(self, data: str, say: Callable[[str], None]) -> dict[str, Any]:
+    def __call__(
+        self, data: str, say: Callable[[str], None], watch: Callable[[int], None] = lambda sequences: None
+    ) -> dict[str, Any]:
         from encoderlab.tasks.data.task import is_unlabelled
         from encoderlab.tasks.forms.table import FORMS
         from encoderlab.tasks.runs.apply import allow_no_answer, predictor_of, renamed
@@ -162,6 +169,8 @@ class Score:
                 "the models read passages in different windows, so the probabilities of their n-best texts are averaged"
             )
         allow_no_answer(task, places, members, part.examples, say)
+        for member in members:
+            member.watch = watch
         together, each = predict_ensemble(members, part.examples)
         for line in dict.fromkeys(map(_cut, members)):
             if line:
@@ -447,6 +456,7 @@ def _predict_file(
     with tempfile.TemporaryDirectory() as folder:
         target = out or Path(folder) / "predictions.jsonl"
         with progress("predict") as show:
+            predictor.watch = adding(show, "sequences")
             for done in predict_file(predictor, path, target, task=task, remarks=remarks, besides=besides):
                 show("examples", done, None)
         for line in remarks.lines():

@@ -43,10 +43,9 @@ ENDINGS: dict[Mode, re.Pattern[str]] = {
     "pieces": re.compile(_SPACE),
 }
 LONG = 4096  # characters of a text in which very long words are looked for
-GROUP = 1 << 20  # characters that the library is given at a time
-PART = 1 << 18  # of a longer text
-# A word or Chinese character behind which a text can be cut: the tokens before the cut do not depend on what follows, and
-# those behind it are the same where the text begins with this match.
+GROUP = 1 << 18  # characters that the library is given at a time
+# A word or Chinese character behind which a text can be cut: the tokens before the cut do not depend on what follows,
+# and those behind it are the same where the text begins with this match.
 _LINK = " [A-Za-z]{1,64}(?= [A-Za-z])"
 LINKS: dict[Mode, re.Pattern[str]] = {
     "words": re.compile(_LINK),
@@ -246,7 +245,7 @@ class Tokenizer:
         parts: list[Encoding] = []
         begin = read = 0  # where the text of a part begins, which tokens before ``read`` belong to the part before
         while begin < len(text):
-            link = self._link.search(text, read + PART) if self._link else None
+            link = self._link.search(text, read + GROUP) if self._link else None
             end = link.end() if link else len(text)
             part = self._encode_group([text[begin:end]])[0]
             own = part.offsets[:, 0] >= read - begin

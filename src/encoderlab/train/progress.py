@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,19 @@ from encoderlab.train.units import clock, quantity
 PLAIN_SECONDS = 10.0  # between two plain lines
 
 
+def adding(show: Callable[[str, int, int | None], None], what: str) -> Callable[[int], None]:
+    """A function that adds to a count of ``what``, which is shown once it takes longer than :data:`PLAIN_SECONDS`."""
+    begin, done = time.monotonic(), 0
+
+    def add(number: int) -> None:
+        nonlocal done
+        done += number
+        if time.monotonic() - begin >= PLAIN_SECONDS:
+            show(what, done, None)
+
+    return add
+
+
 class Display:
     """Shows lines of metrics, or counts; ``visible`` False shows nothing (processes other than the first).
 
@@ -26,7 +39,7 @@ class Display:
 
     def __init__(self, title: str, *, visible: bool = True) -> None:
         self.title, self.visible = title, visible
-        self._last, self._shown = "", -PLAIN_SECONDS
+        self._named, self._shown = set[str](), -PLAIN_SECONDS
         self._bar: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         if visible and sys.stderr.isatty() and not os.environ.get("CI"):
@@ -72,8 +85,9 @@ class Display:
             if name not in self._tasks:
                 self._tasks[name] = self._bar.add_task(name, total=total, facts="")
             self._bar.update(self._tasks[name], completed=done, total=total, facts=text)
-        elif name != self._last or time.monotonic() - self._shown >= PLAIN_SECONDS or done == total:
-            self._last, self._shown = name, time.monotonic()
+        elif name not in self._named or time.monotonic() - self._shown >= PLAIN_SECONDS or done == total:
+            self._named.add(name)
+            self._shown = time.monotonic()
             self.say(plain)
 
     def say(self, text: str) -> None:

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from encoderlab.corpus.tokenizer import Encoding, Tokenizer
 from encoderlab.errors import ConfigError, DataError
@@ -356,6 +358,49 @@ def test_null_odds_and_threshold():
     assert found.values == ["rome"] and [span["text"] for span in found.nbest["q"]] == ["rome", ""]
     absolute = form.decode(items, [candidates(window, {(10, 10): -0.5}, null=2.0, absolute=True)], [question])
     assert absolute.values == [""] and absolute.null_odds == {"q": 2.0}
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sizes=st.lists(st.integers(0, 60), min_size=1, max_size=4),
+    part=st.integers(1, 5),
+    n_best=st.integers(1, 6),
+    seed=st.integers(0, 99),
+)
+def test_the_best_answers_of_all_windows_are_kept_part_by_part(sizes, part, n_best, seed, monkeypatch):
+    """The best texts among all spans of all windows, of which so many as a part holds are made at a time."""
+    form = SpanForm(task("span"), BERT, SpanSettings(max_length=16, stride=4, n_best=n_best))
+    rng = np.random.default_rng(seed)
+    words = ["cat", "dog", "mat", "a"]  # few, so that texts repeat themselves
+    questions = [replace(qa(" ".join(rng.choice(words, size)), "cat", -1), id=str(i)) for i, size in enumerate(sizes)]
+    made, spans = [], {question.id: [] for question in questions}
+
+    def outputs(items):
+        assert len(items) <= part
+        made.extend(map(scored, items))
+        return made[-len(items) :]
+
+    def scored(item):
+        window, places = item.sequences[0], rng.integers(-2, 14, (5, 2))
+        found = candidates(window, {(int(a), int(b)): float(rng.integers(0, 4)) for a, b in places}, 0.0)
+        for start, score, end in zip(
+            found.starts - window.start, found.start_scores, found.ends[:, 0] - window.start, strict=True
+        ):
+            if 0 <= start <= end < len(window.offsets) and window.central[start]:
+                text = questions[item.example].passage[window.offsets[start][0] : window.offsets[end][1]]
+                spans[questions[item.example].id].append((-score, *window.offsets[[start, end], [0, 1]].tolist(), text))
+        return found
+
+    monkeypatch.setattr("encoderlab.tasks.forms.span.WINDOWS", part)
+    monkeypatch.setattr("encoderlab.tasks.forms.span.CHARACTERS", 40)
+    predictions = form.predicted(questions, outputs)
+    for question in questions:
+        best = {text: (-score, begin, end) for score, begin, end, text in sorted(spans[question.id], reverse=True)}
+        ranked = sorted(best.items(), key=lambda pair: (-pair[1][0], pair[1][1:]))[:n_best]
+        found = [one for one in predictions.nbest[question.id] if one["text"]]
+        assert [(one["text"], (one["score"], one["start"], one["end"])) for one in found] == ranked
+    whole = form.decode(form.items(questions), made, questions)
+    assert (whole.values, whole.nbest) == (predictions.values, predictions.nbest)
 
 
 def test_ensemble_of_answers_adds_probabilities_of_texts():

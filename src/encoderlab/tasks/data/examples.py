@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -148,6 +148,28 @@ def labels_of(examples: Sequence[Example]) -> tuple[str, ...]:
         return tuple(sorted(labels, key=float))
     except ValueError:
         return tuple(sorted(labels, key=lambda label: (label != "O", label)))
+
+
+def in_parts(examples: Iterable[Any], *, most: int, characters: int) -> Iterator[list[Any]]:
+    """Consecutive examples: at most ``most``, and none after ``characters`` of text are reached."""
+    part: list[Any] = []
+    size = 0
+    for example in examples:
+        part.append(example)
+        size += sum(map(len, _strings(example.content)))
+        if len(part) == most or size >= characters:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+def _strings(content: object) -> Iterator[str]:
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, tuple):
+        for part in content:
+            yield from _strings(part)
 
 
 @dataclass(frozen=True, kw_only=True)

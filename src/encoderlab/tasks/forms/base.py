@@ -410,8 +410,13 @@ class Form:
         """The head's scores of every item of the batch, as arrays for :meth:`decode`."""
         raise NotImplementedError
 
+    def predicted(self, examples: Sequence[Any], outputs: Callable[[Sequence[Item]], Sequence[Any]]) -> Predictions:
+        """Predictions in the order of ``examples``; ``outputs`` computes the head's scores of items."""
+        items = self.items(examples)
+        return self.decode(items, outputs(items), examples)
+
     def decode(self, items: Sequence[Item], outputs: Sequence[Any], examples: Sequence[Any]) -> Predictions:
-        """Predictions in the order of ``examples``."""
+        """Predictions in the order of ``examples``, from their items and the outputs of these."""
         raise NotImplementedError
 
     def shares(self, scores: np.ndarray) -> np.ndarray:

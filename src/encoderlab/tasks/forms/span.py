@@ -7,8 +7,9 @@ decoded text is needed.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -24,7 +25,7 @@ from encoderlab.nn.encoder import States
 from encoderlab.nn.heads import SpanHead, TaskHead
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Term
-from encoderlab.tasks.data.examples import Answer, Example, Question, Split
+from encoderlab.tasks.data.examples import Answer, Example, Question, Split, in_parts
 from encoderlab.tasks.data.readers import Squad
 from encoderlab.tasks.forms.base import Answers, Form, FormSettings, Network, Predictions, Scores, log_softmax
 from encoderlab.tasks.forms.batching import Encoded, Item, TaskBatch
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from encoderlab.tasks.data.task import Task
 
 NULLABLE = ("answer", "no_answer")  # the labels of a task with unanswerable questions
+WINDOWS = 2048  # of which the outputs are in memory at a time
+QUESTIONS, CHARACTERS = 2048, 1 << 20  # that are tokenized together
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,21 @@ class Candidates:
     end_scores: np.ndarray
     null: float
     absolute: bool
+
+
+@dataclass
+class _Found:
+    """The best answers to a question in the windows read so far.
+
+    Attributes:
+        spans: by text, the best first: negative score, first character, and one past the last.
+        null: the smallest null score; None before the first window.
+        absolute: as in :class:`Candidates`.
+    """
+
+    spans: dict[str, tuple[float, int, int]] = field(default_factory=dict)
+    null: float | None = None
+    absolute: bool = False
 
 
 @dataclass(frozen=True)
@@ -250,22 +268,32 @@ class SpanForm(Form):
     # Windows
 
     def items(self, examples: Sequence[Example], *, train: bool = False) -> list[Item]:
-        questions = [example for example in examples if isinstance(example, Question)]
-        passages = list(dict.fromkeys(question.passage for question in questions))
-        encoded = dict(zip(passages, self.tokenizer.encode_batch(passages), strict=True))
-        asked = self.tokenizer.encode_batch([question.question.strip() for question in questions])
-        items = []
-        for number, (question, query) in enumerate(zip(questions, asked, strict=True)):
-            passage = encoded[question.passage]
-            if train and question.answers is None:
-                continue
-            span = _tokens_of(question.answers[0], passage) if question.answers else None
-            if train and span is None and (question.answers or not self.nullable):
-                continue  # the passage does not contain the answer; the reader has counted that
-            for window, first in self._windows(query, passage):
-                target = self._target(window, first, span)
-                items.append(Item(number, (replace(window, labels=target),)))
-        return items
+        return list(self._items(examples, train=train))
+
+    def _items(self, examples: Sequence[Example], *, train: bool = False) -> Iterator[Item]:
+        number, encoded = 0, dict[str, Encoding]()
+        questions = (example for example in examples if isinstance(example, Question))
+        for part in in_parts(questions, most=QUESTIONS, characters=CHARACTERS):
+            passages = dict.fromkeys(question.passage for question in part)
+            strange = [passage for passage in passages if passage not in encoded]
+            encoded = {passage: encoded[passage] for passage in passages if passage in encoded}
+            encoded |= zip(strange, self.tokenizer.encode_batch(strange), strict=True)
+            asked = self.tokenizer.encode_batch([question.question.strip() for question in part])
+            for question, query in zip(part, asked, strict=True):
+                yield from self._of_question(number, question, query, encoded[question.passage], train=train)
+                number += 1
+
+    def _of_question(
+        self, number: int, question: Question, query: Encoding, passage: Encoding, *, train: bool
+    ) -> Iterator[Item]:
+        """The windows of one question; none if training cannot learn from it."""
+        if train and question.answers is None:
+            return
+        span = _tokens_of(question.answers[0], passage) if question.answers else None
+        if train and span is None and (question.answers or not self.nullable):
+            return  # the passage does not contain the answer; the reader has counted that
+        for window, first in self._windows(query, passage):
+            yield Item(number, (replace(window, labels=self._target(window, first, span)),))
 
     def _windows(self, query: Encoding, passage: Encoding) -> Iterator[tuple[Window, int]]:
         """The windows of a passage, each with the number of its first token in the passage."""
@@ -426,22 +454,40 @@ class SpanForm(Form):
         order = np.argsort(batch.labels["item"][first.rows, first.slots].cpu().numpy())
         return [candidates[i] for i in order]
 
+    def predicted(self, examples: Sequence[Any], outputs: Callable[[Sequence[Item]], Sequence[Any]]) -> Predictions:
+        """As the base class; windows are made and computed :data:`WINDOWS` at a time, however long a passage is."""
+        found, windows = [_Found() for _ in examples], self._items(examples)
+        while part := list(islice(windows, WINDOWS)):
+            self._add(found, part, outputs(part), examples)
+        return self._answered(found, examples)
+
     def decode(self, items: Sequence[Item], outputs: Sequence[Any], examples: Sequence[Example]) -> Predictions:
-        windows: list[list[tuple[Window, Candidates]]] = [[] for _ in examples]
-        for item, output in zip(items, outputs, strict=True):
-            window = item.sequences[0]
-            assert isinstance(window, Window)
-            windows[item.example].append((window, output))
-        absolute = bool(outputs) and outputs[0].absolute
+        found = [_Found() for _ in examples]
+        self._add(found, items, outputs, examples)
+        return self._answered(found, examples)
+
+    def _add(
+        self, found: Sequence[_Found], items: Sequence[Item], outputs: Sequence[Any], examples: Sequence[Example]
+    ) -> None:
+        """Add the answers in the windows ``items`` to those found so far."""
+        for item, candidates in zip(items, outputs, strict=True):
+            window, question, best = item.sequences[0], examples[item.example], found[item.example]
+            assert isinstance(window, Window) and isinstance(question, Question)
+            best.null = candidates.null if best.null is None else min(best.null, candidates.null)
+            best.absolute = candidates.absolute
+            best.spans = self._best_spans(best.spans, question.passage, window, candidates)
+
+    def _answered(self, found: Sequence[_Found], examples: Sequence[Example]) -> Predictions:
         values, details, odds, nbest = [], [], {}, {}
-        for example, of_question in zip(examples, windows, strict=True):
-            assert isinstance(example, Question)
-            spans = self._best_spans(example, of_question)
-            null = min((candidates.null for _, candidates in of_question), default=0.0)
-            best = spans[0]["score"] if spans else 0.0
-            odds[example.id] = null if absolute else null - best
+        for example, answer in zip(examples, found, strict=True):
+            spans: list[dict[str, Any]] = [
+                {"text": text, "score": -negative, "start": begin, "end": end}
+                for text, (negative, begin, end) in answer.spans.items()
+            ]
+            null, best = answer.null or 0.0, spans[0]["score"] if spans else 0.0
+            odds[example.id] = null if answer.absolute else null - best
             if self.nullable or not spans:
-                spans.append({"text": "", "score": best + null if absolute else null})
+                spans.append({"text": "", "score": best + null if answer.absolute else null})
             probability = np.exp(log_softmax(np.array([span["score"] for span in spans])))
             for span, share in zip(spans, probability, strict=True):
                 span["probability"] = float(share)
@@ -457,29 +503,29 @@ class SpanForm(Form):
             threshold=self.threshold,
         )
 
-    def _best_spans(self, question: Question, windows: Sequence[tuple[Window, Candidates]]) -> list[dict[str, Any]]:
-        """The n best distinct texts of all windows, with characters and scores."""
-        spans = []
-        for window, candidates in windows:
-            starts, ends = candidates.starts - window.start, candidates.ends - window.start
-            size = len(window.offsets)
-            legal = (starts >= 0) & (starts < size)
-            legal &= window.central[np.where(legal, starts, 0)] if size else False
-            length = ends - starts[:, None] + 1
-            fits = legal[:, None] & (ends < size) & (length >= 1) & (length <= self.settings.answer_length)
-            for i, j in zip(*np.nonzero(fits), strict=True):
-                score = float(candidates.start_scores[i] + candidates.end_scores[i, j])
-                spans.append((score, int(window.offsets[starts[i]][0]), int(window.offsets[ends[i, j]][1])))
-        best: list[dict[str, Any]] = []
-        seen = set()
-        for score, begin, end in sorted(spans, key=lambda span: (-span[0], span[1:])):
-            text = question.passage[begin:end].strip()
-            if text and text not in seen:
-                seen.add(text)
-                best.append({"text": text, "score": score, "start": begin, "end": end})
-            if len(best) == self.settings.n_best:
+    def _best_spans(
+        self, best: dict[str, tuple[float, int, int]], passage: str, window: Window, candidates: Candidates
+    ) -> dict[str, tuple[float, int, int]]:
+        """The n best distinct texts of ``best`` and a further window; a text counts where its score is best."""
+        starts, ends = candidates.starts - window.start, candidates.ends - window.start
+        size = len(window.offsets)
+        legal = (starts >= 0) & (starts < size)
+        legal &= window.central[np.where(legal, starts, 0)] if size else False
+        length = ends - starts[:, None] + 1
+        i, j = np.nonzero(legal[:, None] & (ends < size) & (length >= 1) & (length <= self.settings.answer_length))
+        scores = candidates.start_scores[i] + candidates.end_scores[i, j]
+        begins, stops = window.offsets[starts[i], 0], window.offsets[ends[i, j], 1]
+        best, most, texts = dict(best), self.settings.n_best, set[str]()
+        last = [*best.values()][-1] if len(best) == most else (np.inf,)
+        for k in np.lexsort((stops, begins, -scores)):
+            key = -float(scores[k]), int(begins[k]), int(stops[k])
+            if key > last or len(texts) == most:
                 break
-        return best
+            text = passage[key[1] : key[2]].strip()
+            if text and text not in texts:
+                texts.add(text)
+                best[text] = min(key, best.get(text, key))
+        return dict(sorted(best.items(), key=lambda item: item[1])[:most])
 
     # The threshold of "no answer"
 

@@ -20,6 +20,7 @@ from encoderlab.files import finite, json_line
 from encoderlab.inference import batch_tokens, evaluating, reading_apart
 from encoderlab.model import Model, weights_hash
 from encoderlab.part_files import PartFile
+from encoderlab.tasks.data.examples import in_parts
 from encoderlab.tasks.data.task import Example, Question, Remarks, Task, Text
 from encoderlab.tasks.forms.base import Answers, FormSettings, Network, Predictions
 from encoderlab.tasks.forms.batching import Item, TaskBatch, sorted_batches
@@ -28,17 +29,22 @@ from encoderlab.tasks.forms.table import FORMS
 
 log = logging.getLogger(__name__)
 
-# Number of examples of a file that are predicted together. It limits the memory and the loss by an interruption.
-# Sentences that are read with their document need larger chunks, because they see less of the document at the end of a
-# chunk.
-CHUNK, DOCUMENTS = 2_000, 20_000
+# Number of examples of a file, and of their characters, that are predicted together. It limits the memory and the loss
+# by an interruption. Sentences that are read with their document need larger chunks, because they see less of the
+# document at the end of a chunk.
+CHUNK, DOCUMENTS, CHARACTERS = 2_000, 20_000, 1 << 24
 
 
 class Predictor:
-    """A model with a task head, applied to examples."""
+    """A model with a task head, applied to examples.
+
+    Attributes:
+        watch: is told the number of sequences of each batch that is done.
+    """
 
     def __init__(self, objective: TaskObjective) -> None:
         self.objective, self.form = objective, objective.form
+        self.watch: Callable[[int], None] = lambda sequences: None
 
     @property
     def model(self) -> Network:
@@ -62,8 +68,7 @@ class Predictor:
 
     def predict(self, examples: Sequence[Example]) -> Predictions:
         """Predictions in the order of ``examples``; their labels are not read."""
-        items = self.form.items(examples)
-        return self.form.decode(items, self.outputs(items), examples)
+        return self.form.predicted(examples, self.outputs)
 
     def outputs(self, items: Sequence[Item]) -> list[Any]:
         """The head's scores of every item."""
@@ -88,6 +93,7 @@ def _outputs(
             assert isinstance(moved, TaskBatch)
             for number, output in zip(numbers, of_batch(moved), strict=True):
                 outputs[number] = output
+            first.watch(sum(len(items[number].sequences) for number in numbers))
     if wrong := sum(map(_has_nan, outputs)):
         log.warning("%s of %s outputs of the model are NaN: their predictions mean nothing", f"{wrong:,}", len(outputs))
     return outputs
@@ -114,7 +120,10 @@ def predict_ensemble(
     """
     if not members:
         raise ConfigError("the ensemble has no models; give at least one")
-    if len(members) > 1 and joint_windows(members):
+    if len(members) == 1:
+        alone = members[0].predict(examples)
+        return alone, [alone]
+    if joint_windows(members):
         return _joint_answers(members, examples), [member.predict(examples) for member in members]
     each = []
     for member in members:
@@ -141,12 +150,11 @@ def _joint_answers(members: Sequence[Predictor], examples: Sequence[Example]) ->
     """Answers from the mean of the members' scores of every start and end, and of their thresholds."""
     form = copy.copy(members[0].form)
     form.threshold = float(np.mean([member.form.threshold for member in members]))
-    items = form.items(examples)
 
     def joint(batch: TaskBatch) -> list[Any]:
         return form.joint([(member.model, member.objective.states(batch)) for member in members], batch)
 
-    return form.decode(items, _outputs(members, items, joint), examples)
+    return form.predicted(examples, lambda items: _outputs(members, items, joint))
 
 
 def task_of_model(model: Model) -> Task:
@@ -201,7 +209,7 @@ def predict_file(
     """Predict every example of ``path`` into ``out``, one JSON object per line; yields the number done after each
     chunk.
 
-    A ``chunk`` of examples limits the memory. ``besides`` is as in :func:`record`.
+    A ``chunk`` of examples, or :data:`CHARACTERS` of text, limits the memory. ``besides`` is as in :func:`record`.
 
     Until the end the lines are in a :class:`PartFile` ``out.part-...``, whose name depends on model and file: after an
     interruption the same call continues after the last whole chunk, and the result has
@@ -212,7 +220,7 @@ def predict_file(
     part = PartFile(out.with_name(f"{out.name}.part-{_key(predictor, path, task, chunk, besides)}"))
     examples, labels = task.stream(path, remarks), predictor.form.head_labels()
     deque(islice(examples, part.lines), maxlen=0)
-    while some := list(islice(examples, chunk)):
+    for some in in_parts(examples, most=chunk, characters=CHARACTERS):
         predictions = predictor.predict(some)
         lines = [
             json_line(record(example, value, detail, labels, besides))
