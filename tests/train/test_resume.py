@@ -6,16 +6,17 @@ import json
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from encoderlab.batches.batch import Batch
 from encoderlab.errors import DataError, Stopped
-from encoderlab.train.recipe import Budget, Checkpoints
-from tests.train.toy import RECIPE, Rows, assert_same_run, metrics, run, start, tensors, toy_data
+from encoderlab.train.recipe import Budget, Checkpoints, Phase
+from tests.train.toy import RECIPE, Rows, assert_same_run, metrics, run, start, tensors, toy_data, validation
 
 
 @pytest.fixture(scope="session")
@@ -90,6 +91,28 @@ def test_signals_write_a_checkpoint_and_give_their_exit_code(
     assert process.returncode == code, said
     assert "run the same command again to resume" in said.splitlines()[-1]
     assert len(list((tmp_path / "checkpoints").glob("step-*"))) == 1
+    run(tmp_path)
+    assert_same_run(tmp_path, whole_run, 24)
+
+
+@pytest.mark.parametrize(("nth", "step"), [(1, 0), (2, 10), (4, 24)])
+def test_a_signal_interrupts_a_validation_which_is_made_again(
+    tmp_path: Path, whole_run: Path, nth: int, step: int
+) -> None:
+    begun: list[Phase] = []
+
+    def interrupted(phase: Phase) -> Iterator[Batch]:
+        begun.append(phase)
+        for batch in validation(phase):
+            if len(begun) == nth:
+                signal.raise_signal(signal.SIGINT)
+                raise AssertionError("the validation goes on")
+            yield batch
+
+    with pytest.raises(Stopped) as stopped:
+        run(tmp_path, data=toy_data(validation=interrupted))
+    assert stopped.value.code == 130 and (tmp_path / "checkpoints" / f"step-{step:06d}").is_dir()
+    assert ("valid", step) not in [(line["split"], line["step"]) for line in metrics(tmp_path)]
     run(tmp_path)
     assert_same_run(tmp_path, whole_run, 24)
 

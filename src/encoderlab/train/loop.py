@@ -33,7 +33,7 @@ from encoderlab.train.journal import SHOWN, Journal
 from encoderlab.train.precision import caution
 from encoderlab.train.progress import facts
 from encoderlab.train.recipe import Budget, Training
-from encoderlab.train.signals import ENDING, STOP_SIGNALS, collected_signals
+from encoderlab.train.signals import ENDING, STOP_SIGNALS, Asked, collected_signals
 from encoderlab.train.stored import StoredTensors
 from encoderlab.train.tally import Tally, measure, summary
 
@@ -191,8 +191,8 @@ class _Run:
     def finish(self) -> Outcome:
         """Train until the budget is spent, or until something stops the run."""
         recipe, place = self.recipe, self.place
-        if place.step == 0:
-            self._validate()
+        if place.step % recipe.evaluation.every == 0:
+            self._validate()  # the start, or what a signal interrupted
         while not self._is_done():
             stop = self._step()
             if place.step % recipe.log_every == 0:
@@ -372,23 +372,35 @@ class _Run:
             return False
         begin = time.perf_counter()
         line: dict[str, Any] = {"split": "valid", "step": place.step, "tokens": place.tokens}
-        with self.engine.averaged():
-            if data.validation is not None:
-                line |= self._measured(data.validation(self.recipe.phases[max(place.phase, 0)]))
-            if data.score is not None:
-                self.engine.objective.eval()
-                line["scores"] = dict(data.score())
-                self.engine.objective.train()
-            if not place.step and data.chance:  # what the doctor compares the curve with
-                line["chance"] = {name: guess.loss for name, guess in data.chance.items()}
-                line["majority"] = {name: guess.accuracy for name, guess in data.chance.items()}
-            self.validation = line
-            self.journal.write(line | {"seconds": place.seconds})
-            self.journal.note(f"validation  {facts(line)}")
-            if place.step:
-                self._keep_best(line)
+        # A signal interrupts it, and the next session validates again. Of several processes all would have to.
+        alone = self.signals.at_once if self.world.size == 1 else contextlib.nullcontext
+        try:
+            with self.engine.averaged():
+                with alone():
+                    line |= self._validated()
+                self.validation = line
+                self.journal.write(line | {"seconds": place.seconds})
+                self.journal.note(f"validation  {facts(line)}")
+                if place.step:
+                    self._keep_best(line)
+        except Asked as asked:
+            self._stop(asked.number)
         self.window_start += time.perf_counter() - begin  # not training time
         return True
+
+    def _validated(self) -> dict[str, Any]:
+        """The numbers of a validation."""
+        data, place, line = self.data, self.place, dict[str, Any]()
+        if data.validation is not None:
+            line |= self._measured(data.validation(self.recipe.phases[max(place.phase, 0)]))
+        if data.score is not None:
+            self.engine.objective.eval()
+            line["scores"] = dict(data.score())
+            self.engine.objective.train()
+        if not place.step and data.chance:  # what the doctor compares the curve with
+            line["chance"] = {name: guess.loss for name, guess in data.chance.items()}
+            line["majority"] = {name: guess.accuracy for name, guess in data.chance.items()}
+        return line
 
     def _measured(self, batches: Iterable[Batch]) -> dict[str, Any]:
         """The objective's numbers on validation batches."""

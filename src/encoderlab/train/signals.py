@@ -15,14 +15,39 @@ ENDING = getattr(signal, "SIGUSR1", None)  # Windows has none
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM) + (() if ENDING is None else (ENDING,))
 
 
+class Asked(BaseException):
+    """A signal came while nothing was at stake; ``number`` is its number."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class Signals(list[int]):
+    """The numbers of the signals received so far."""
+
+    raises = False
+
+    @contextlib.contextmanager
+    def at_once(self) -> Iterator[None]:
+        """A context that a signal ends at once with :class:`Asked`, also one that came before."""
+        if self:
+            raise Asked(self[0])
+        self.raises = True
+        try:
+            yield
+        finally:
+            self.raises = False
+
+
 @contextlib.contextmanager
-def collected_signals() -> Iterator[list[int]]:
+def collected_signals() -> Iterator[Signals]:
     """A context that collects the numbers of :data:`STOP_SIGNALS` instead of ending the process.
 
     A second signal of the same kind acts as usual. Only the main thread can receive signals; in other threads the list
     stays empty.
     """
-    received: list[int] = []
+    received = Signals()
     if threading.current_thread() is not threading.main_thread():
         yield received
         return
@@ -31,6 +56,8 @@ def collected_signals() -> Iterator[list[int]]:
     def note(number: int, frame: object) -> None:
         received.append(number)
         signal.signal(number, before[number])
+        if received.raises:
+            raise Asked(number)
 
     for number in before:
         signal.signal(number, note)
