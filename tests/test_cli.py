@@ -104,12 +104,38 @@ def test_an_unknown_option_names_the_nearest(verb, capsys):
     [
         (["corpus", "build", "notes"], "corpus build: --out is missing; see the example of encoderlab corpus build"),
         (["corpus", "inspect"], "corpus inspect: CORPUS is missing"),
-        (["finetune", "reviews.csv", "--model"], "--model requires an argument"),
+        (["finetune", "reviews.csv", "--model"], "--model has no value"),
     ],
 )
 def test_what_is_missing_is_named(words, expected, capsys):
     assert cli.main(words) == 2
     assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("pretrain bert-tiny --corpus c --out r --set seed=1 optim.lr=1e-3",
+         "pretrain: 'optim.lr=1e-3' follows no option; write --set before every field: --set optim.lr=1e-3"),
+        ("pretrain bert-tiny roberta-base --corpus c --out r",
+         "pretrain: 'roberta-base' is one argument too many; see encoderlab pretrain --help"),
+        ("corpus inspect c d", "corpus inspect: 'd' is one argument too many; see encoderlab corpus inspect --help"),
+        ("finetune x.csv --model m --out r --steps 9",
+         "finetune: unknown option --steps; a field of the recipe is set by --set PATH=VALUE"),
+        ("finetune x.csv --model m --out r --epoch 9", "finetune: unknown option --epoch; did you mean --epochs?"),
+        ("describe bert-tiny --seeds 3", "describe: unknown option --seeds; see encoderlab describe --help"),
+        ("describe bert-tiny --length long", "describe: --length is 'long'; give a whole number"),
+        ("pretrain bert-tiny --corpus c --out r --steps many", "pretrain: --steps is 'many'; give a number"),
+        ("finetune x.csv --model m --model n --out r", "finetune: --model is given twice; give it once"),
+        ("evaluate m x.csv --ensemble", "evaluate: --ensemble has no value; give at least one, or leave it out"),
+        ("predict m x.csv --with", "predict: --with has no value; give at least one, or leave it out"),
+        ("corpus build x.txt --out", "corpus build: --out has no value; see encoderlab corpus build --help"),
+        ("--jsno describe", "unknown option '--jsno' before the verb; did you mean '--json'?"),
+    ],
+)  # fmt: skip
+def test_a_wrong_command_line_is_answered_with_value_expectation_and_remedy(words, expected, capsys):
+    assert cli.main(words.split()) == 2
+    assert capsys.readouterr().err.splitlines() == [f"error: {expected}"]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from cyclopts import App, CycloptsError, Group, MissingArgumentError, Parameter, UnknownCommandError
+from cyclopts import App, CycloptsError, Group, Parameter, UnknownCommandError
 from cyclopts.help.formatters import DefaultFormatter
 
 from encoderlab import __version__
@@ -204,10 +204,10 @@ def main(tokens: Sequence[str] | None = None, program: str = "encoderlab") -> in
         return 141
     except UnknownCommandError as error:
         return _fail(_unknown_verb(tokens, (error.unused_tokens or [""])[0], program), ConfigError.code)
-    except MissingArgumentError as error:
-        return _fail(_missing(error, program), ConfigError.code)
     except CycloptsError as error:
-        return _fail(" ".join(str(error).split()), ConfigError.code)
+        from encoderlab.commands.usage import explained
+
+        return _fail(explained(error, tokens, program), ConfigError.code)
     except EncoderlabError as error:
         return _fail(str(error), error.code)
     except RecursionError as error:
@@ -249,6 +249,8 @@ def _mute() -> None:
 
 def _unknown_verb(tokens: Sequence[str], word: str, program: str) -> str:
     """The message for an unknown verb, with the nearest one; cyclopts' own message would import every verb."""
+    if word.startswith("-"):
+        return f"unknown option {word!r} before the verb{nearest(word, ('--help', '--version', '--json'))}"
     family = next((f"{name} " for name in FAMILIES if name in tokens and word != name), "")
     known = {verb.removeprefix(family).split()[0] for verb in PROGRAMS[program][0] if verb.startswith(family)}
     return f"unknown verb {family + word!r}{nearest(word, known)}"
@@ -263,14 +265,6 @@ def _schema(tokens: Sequence[str]) -> dict[str, Any]:
     from encoderlab.commands.answers import schema
 
     return schema(verb)
-
-
-def _missing(error: MissingArgumentError, program: str) -> str:
-    """The message for a missing argument; for an option without its value, cyclopts' message."""
-    if error.argument is None or error.keyword is not None or error.argument.tokens or not error.command_chain:
-        return " ".join(str(error).split())
-    verb = " ".join(error.command_chain)
-    return f"{verb}: {error.argument.name} is missing; see the example of {program} {verb} --help"
 
 
 def _unexpected(error: Exception) -> int:

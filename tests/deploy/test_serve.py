@@ -456,6 +456,7 @@ def test_the_command_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         port = str(taken.getsockname()[1])
         for words, code, message in (
             (["--port", port], 2, "cannot listen on 127.0.0.1"),
+            (["--port", "65536"], 2, "--port 65536 does not exist; give a number from 0 to 65535"),
             (["--host", "0.0.0.0"], 2, "can be reached by other machines; give --key-file"),
             (["--max-texts", "0"], 2, "is not above 0"),
             (["--key-file", str(tmp_path / "none")], 3, "cannot be read"),

@@ -34,7 +34,7 @@ def inspect(
     against: Path | None = None,
     texts: int = 200,
     memory: int = 0,
-    probe: Annotated[list[str] | None, Parameter(consume_multiple=True)] = None,
+    probe: Annotated[list[str] | None, Parameter(consume_multiple=1)] = None,
     data: Path | None = None,
 ) -> dict[str, Any]:
     """Show on one page what every attention head reads, and write the numbers.

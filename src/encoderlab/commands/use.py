@@ -41,7 +41,7 @@ def evaluate(
     *,
     split: str = "dev",
     folder: Annotated[Path | None, Parameter(name="--data")] = None,
-    ensemble: Annotated[list[Path] | None, Parameter(consume_multiple=True)] = None,
+    ensemble: Annotated[list[Path] | None, Parameter(consume_multiple=1)] = None,
     submission: Path | None = None,
     text: str | None = None,
     pair: str | None = None,
@@ -270,7 +270,7 @@ def predict(
     out: Path | None = None,
     text: str | None = None,
     pair: str | None = None,
-    with_: Annotated[list[Literal["text", "gold"]] | None, Parameter(name="--with", consume_multiple=True)] = None,
+    with_: Annotated[list[Literal["text", "gold"]] | None, Parameter(name="--with", consume_multiple=1)] = None,
     precision: Precision = "fp32",
     check: Path | None = None,
     where: WorkerOptions = HERE,
@@ -334,9 +334,9 @@ def _places(words: Sequence[str], out: Path | None) -> list[Path] | None:
     A folder is one that is written with a slash, or for which an output is given.
 
     Raises:
-        DataError: a word that must be a file, and is none.
+        DataError: a word that must be a file, and is none, or texts besides files.
     """
-    places = []
+    places, texts = [], []
     for word in words:
         url = None if any(map(str.isspace, word)) else url_of(word)
         if url is not None and (is_file_name(word) or not url.startswith("http")):
@@ -345,7 +345,11 @@ def _places(words: Sequence[str], out: Path | None) -> list[Path] | None:
             places.append(Path(word))
         elif is_file_name(word) and (places or len(words) == 1):
             raise DataError(f"{word}: no such file; give a file, or texts")
-    return places if len(places) == len(words) else None
+        else:
+            texts.append(word)
+    if places and texts:
+        raise DataError(f"{texts[0]:.80}: is no file, and {places[0]} is one; give only files, or only texts")
+    return places or None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -151,6 +151,8 @@ def read_manifest(folder: Path) -> Manifest:
         record = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise DataError(f"{folder}: no corpus here (no {MANIFEST}); make one with: encoderlab corpus build") from None
+    except NotADirectoryError:
+        raise DataError(f"{folder}: is a file; give the folder of a corpus (encoderlab corpus build)") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
     except (ValueError, RecursionError) as error:

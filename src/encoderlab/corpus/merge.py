@@ -158,6 +158,8 @@ def _sources(records: Sequence[PartRecord]) -> tuple[SourceRecord, ...]:
 
 
 def _record_of(folder: Path) -> PartRecord:
+    if folder.is_file():
+        raise DataError(f"{folder}: is a file; give the folder of a part (encoderlab corpus build --shard-index i)")
     try:
         return read_part(folder)
     except FileNotFoundError:

@@ -8,7 +8,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 from encoderlab.errors import DataError
-from encoderlab.tasks.data.records import lines, suffix
+from encoderlab.tasks.data.records import is_file_name, lines, suffix
 
 FIELDS = 10  # columns of CoNLL-U
 
@@ -27,7 +27,7 @@ def sentences(source: str, count: int) -> list[Sentence]:
     """The first ``count`` texts of ``source``: a file with one text per line, a ``.conllu`` file, or a text itself.
 
     Raises:
-        DataError: the file holds no text, is not UTF-8, or a tree of it has no such word.
+        DataError: the file is missing, holds no text, is not UTF-8, or a tree of it has no such word.
     """
     path = Path(source)
     try:
@@ -35,6 +35,8 @@ def sentences(source: str, count: int) -> list[Sentence]:
     except OSError:  # longer than a name of a file may be
         is_file = False
     if not is_file:
+        if is_file_name(source) and len(source.split()) == 1:
+            raise DataError(f"{source}: no such file; give a file with one text per line, or a text")
         if not source.strip():
             raise DataError("the text is empty; give a text, or a file with one text per line")
         return [Sentence(source)]

@@ -38,7 +38,8 @@ def load(path: str | os.PathLike[str], *, allow_missing: bool = False) -> Model:
     """
     folder = resolve(path)
     if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder; give a model folder, or a run folder with model/")
+        what = "is a file" if folder.is_file() else "no such folder"
+        raise DataError(f"{folder}: {what}; give a model folder, or a run folder with model/")
     for candidate in (folder, folder / "model", folder / "discriminator", folder / "model" / "discriminator"):
         if ours.is_ours(candidate):
             return reading.load(candidate)

@@ -379,6 +379,13 @@ def test_half_a_character_in_an_id_is_kept(tmp_path, capsys):
     assert json.loads(out.read_text())["id"] == "a\ud83d"
 
 
+def test_files_and_texts_are_not_mixed(tmp_path, capsys):
+    folder, path = saved(ready("single")[0], tmp_path / "model"), tmp_path / "texts.csv"
+    path.write_text("text\nthe red cat\n")
+    for words in ((folder.name, path), (path, "the red cat")):
+        assert "is no file, and" in messages(capsys, 3, "predict", folder, *words)
+
+
 # Ensembles
 
 

@@ -40,8 +40,10 @@ class Address:
     def listen(self) -> socket.socket:
         """
         Raises:
-            ConfigError: the port is taken, or the host is not of this machine.
+            ConfigError: the port is taken or above 65535, or the host is not of this machine.
         """
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"--port {self.port} does not exist; give a number from 0 to 65535")
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         listener = socket.socket(family)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT if self.shared else socket.SO_REUSEADDR, 1)
