@@ -24,10 +24,9 @@ from cyclopts.help.formatters import DefaultFormatter
 
 from encoderlab import __version__
 from encoderlab.commands import remote, terminal
-from encoderlab.errors import ConfigError, DataError, EncoderlabError, OutOfMemory, nearest
+from encoderlab.errors import ConfigError, DataError, EncoderlabError, OutOfMemory, is_out_of_memory, nearest
 from encoderlab.files import finite, kernels_wanted
 
-NO_MEMORY = ("out of memory", "allocate memory", "std::bad_alloc", "failed to map segment", "can't start new thread")
 LEAST_MEMORY = 5 << 28  # bytes of address space; with less, torch or Python ends the process without a message
 
 DATA, TRAIN, USE, STUDY = "Data", "Train", "Use", "Study"
@@ -273,9 +272,8 @@ def _unexpected(error: Exception) -> int:
     if isinstance(error, OSError) and error.strerror and type(error).__module__ == "builtins":
         place = f"{error.filename}: " if error.filename else ""
         return _fail(f"{place}{error.strerror}; check the path, its permissions and the free space", DataError.code)
-    no_memory = isinstance(error, MemoryError) or any(sign in text.lower() for sign in NO_MEMORY)
     # oneDNN names no cause; under a limit of memory it is that.
-    if no_memory or "could not create a primitive" in text and _address_space() < math.inf:
+    if is_out_of_memory(error) or "could not create a primitive" in text and _address_space() < math.inf:
         return _fail(f"out of memory ({text[:200] or 'no detail'}); use a smaller batch or model", OutOfMemory.code)
     hint = "" if terminal.verbose() else "; run again with -v for the traceback"
     return _fail(f"this is a bug in encoderlab: {type(error).__name__}: {text}{hint}", 1)

@@ -70,6 +70,21 @@ class Stopped(EncoderlabError):
             self.code = 128 + signal
 
 
+NO_MEMORY = (
+    "out of memory",
+    "allocate memory",
+    "alloc_failed",
+    "std::bad_alloc",
+    "failed to map segment",
+    "can't start new thread",
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether ``error`` is a lack of memory; libraries of CPUs and GPUs have no exception type for it."""
+    return isinstance(error, MemoryError) or any(sign in str(error).lower() for sign in NO_MEMORY)
+
+
 def nearest(name: str, known: Iterable[str], *, inside: str = "") -> str:
     """A clause with the closest known name, ``"; did you mean 'width'?"``, or with the choices if none is close.
 

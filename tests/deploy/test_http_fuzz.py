@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -120,3 +121,55 @@ def test_the_server_is_as_it_was(asked: Asked) -> None:
     assert asked("/health")[0] == 200
     assert asked("/tokenize", {"inputs": "the cat"})[0] == 200
     assert "te_queue_size 0.0" in asked("/metrics")[1]
+
+
+METHODS = ("gradients", "words", "attention")
+RIGHT: list[tuple[str, Any]] = [
+    ("/embed", {"inputs": ["a", "the red cat"]}),
+    ("/embed_all", {"inputs": "the cat"}),
+    ("/predict", {"inputs": [["the cat"], ["dog"]]}),
+    ("/predict", {"inputs": "the cat", "raw_scores": True}),
+    ("/rerank", {"query": "cat", "texts": ["cat", "dog"]}),
+    ("/similarity", {"inputs": {"source_sentence": "cat", "sentences": ["cat", "dog"]}}),
+    ("/v1/embeddings", {"input": "cat"}),
+    ("/v1/embeddings", {"input": ["cat", "dog"], "encoding_format": "base64"}),
+    ("/v1/rerank", {"query": "cat", "documents": ["cat", "dog"]}),
+    ("/v2/rerank", {"query": "cat", "documents": ["cat", "dog"]}),
+    ("/", {"inputs": "the [MASK] cat"}),
+    ("/", {"inputs": ["the cat", "dog"]}),
+    ("/", {"inputs": {"question": "where ?", "context": "the cat is in oslo"}}),
+    ("/", {"inputs": {"source_sentence": "cat", "sentences": ["cat", "dog"]}}),
+    *(("/explain", {"inputs": text, "method": method}) for method in METHODS for text in ("the cat", "the [MASK]")),
+    *(("/explain", {"inputs": {"question": "where ?", "context": "in oslo"}, "method": method}) for method in METHODS),
+]
+
+
+@pytest.mark.parametrize("kind", ["states", "classes", "number", "tags", "answers"])
+def test_a_model_whose_numbers_are_nan_is_an_error_in_every_protocol(kind: str) -> None:
+    predictor = heads()[kind]
+    model = tiny("bert-tiny").eval() if predictor is None else predictor.model
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(float("nan"))
+    with serving(model, predictor) as asked:
+        said = 0
+        for path, body in RIGHT:
+            status, found, _ = asked(path, body)
+            assert status in (422, 424), (path, body, found)
+            json.dumps(found, allow_nan=False)
+            said += "are NaN" in json.dumps(found)
+        assert said and asked("/tokenize", {"inputs": "cat"})[0] == 200
+
+
+def test_a_lack_of_memory_is_an_error_of_the_request_and_the_server_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> Any:
+        raise MemoryError
+
+    with serving(tiny("bert-tiny").eval()) as asked:
+        for name in ("compute", "texts"):
+            with monkeypatch.context() as patch:
+                patch.setattr(asked.server.service, name, full)
+                for path, field in (("/embed", "inputs"), ("/v1/embeddings", "input")):
+                    status, found, _ = asked(path, {field: "the cat"})
+                    assert status == 424 and "the server is out of memory" in json.dumps(found)
+            assert asked("/embed", {"inputs": "the cat"})[0] == 200

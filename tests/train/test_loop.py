@@ -13,11 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from encoderlab.errors import ConfigError, DataError, Diverged, OutOfMemory, Stopped
+from encoderlab.errors import ConfigError, DataError, Diverged, OutOfMemory, Stopped, is_out_of_memory
 from encoderlab.files import sha256
 from encoderlab.objectives.base import Term
 from encoderlab.train import checkpoint
-from encoderlab.train.engine import is_out_of_memory
 from encoderlab.train.loop import train
 from encoderlab.train.recipe import Budget, Checkpoints, Evaluation, Execution, Phase, Ramp, Training, WeightAverage
 from encoderlab.train.schedule import Bert, Constant

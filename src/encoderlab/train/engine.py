@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from encoderlab.batches.batch import Batch
-from encoderlab.errors import Diverged, OutOfMemory
+from encoderlab.errors import Diverged, OutOfMemory, is_out_of_memory
 from encoderlab.nn import kernels
 from encoderlab.nn.encoder import Encoder
 from encoderlab.nn.noise import Noise
@@ -281,9 +281,3 @@ def join_memory(parts: list[Memory]) -> Memory:
     if len(kept) < len(parts) or not kept:
         return None
     return kept[0] if len(kept) == 1 else tuple(torch.cat(layers) for layers in zip(*kept, strict=True))
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether ``error`` is a lack of memory; CPUs and GPU libraries have no exception type for it."""
-    known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
-    return known or any(sign in str(error) for sign in ("can't allocate memory", "out of memory", "ALLOC_FAILED"))

@@ -21,13 +21,13 @@ from typing import Any
 
 from encoderlab import config
 from encoderlab.batches.batch import Batch
-from encoderlab.errors import ConfigError, DataError, Diverged, OutOfMemory, Stopped
+from encoderlab.errors import ConfigError, DataError, Diverged, OutOfMemory, Stopped, is_out_of_memory
 from encoderlab.objectives.base import Objective
 from encoderlab.train import checkpoint
 from encoderlab.train.checkpoint import Snapshot
 from encoderlab.train.data import Data, Feed
 from encoderlab.train.distributed import company, join
-from encoderlab.train.engine import Engine, is_out_of_memory
+from encoderlab.train.engine import Engine
 from encoderlab.train.folder import METRICS, RunFolder
 from encoderlab.train.journal import SHOWN, Journal
 from encoderlab.train.precision import caution

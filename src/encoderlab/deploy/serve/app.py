@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -16,7 +17,7 @@ from starlette.types import ASGIApp
 from encoderlab import __version__
 from encoderlab.deploy.serve import page
 from encoderlab.deploy.serve.calls import Call
-from encoderlab.deploy.serve.engine import ComputeThread, Overloaded
+from encoderlab.deploy.serve.engine import ComputeThread, Failed, Overloaded
 from encoderlab.deploy.serve.handlers import Handler, Handlers
 from encoderlab.deploy.serve.http import (
     SECURITY,
@@ -33,6 +34,8 @@ from encoderlab.deploy.serve.http import (
 from encoderlab.deploy.serve.metrics import Metrics
 from encoderlab.deploy.serve.service import Service
 from encoderlab.interchange.heads import NUMBER
+
+log = logging.getLogger(__name__)
 
 COHERE = ("/v1/rerank", "/v2/rerank")
 BESIDE = "/beside"  # the lane of a second model
@@ -120,6 +123,10 @@ class Server:
                 problem = _overloaded(refused) if isinstance(refused, Overloaded) else refused
                 self.metrics.failure.labels(problem.kind.lower()).inc()
                 return error(problem, protocol)
+            except Exception as failure:
+                log.exception("a request to %s failed", path)
+                self.metrics.failure.labels("backend").inc()
+                return error(Problem(424, str(Failed.of(failure)), "Backend"), protocol)
             return answer(result, headers=call.headers(method, self.service.device.type, self.metrics))
 
         return endpoint

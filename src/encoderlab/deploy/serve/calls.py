@@ -75,8 +75,8 @@ class Call:
             raise Problem(504, f"not answered within {self.limits.deadline:g} seconds", "Overloaded") from None
         except Refused as refused:
             raise Problem(422, str(refused)) from None
-        except Failed:
-            raise Problem(424, "the model failed on this request; see the server's log", "Backend") from None
+        except Failed as failed:
+            raise Problem(424, str(failed), "Backend") from None
         finally:
             watch.cancel()
             if not job.future.done():

@@ -6,6 +6,7 @@ The thread uses all cores while it computes; several such threads would slow eac
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import math
 import threading
@@ -14,7 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from encoderlab.deploy.serve.queue import PADDING, Entry, Queue
+from encoderlab.errors import is_out_of_memory
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +50,30 @@ class Late(Exception):
 
 
 class Failed(Exception):
-    """The computation raised an error, which is in the server's log."""
+    """The computation raised an error, or its result means nothing; the message is for the client."""
+
+    @classmethod
+    def of(cls, error: Exception) -> Failed:
+        """For an ``error`` that is in the server's log."""
+        if is_out_of_memory(error):
+            return cls("the server is out of memory; send fewer or shorter texts")
+        return cls("the model failed on this request; see the server's log")
+
+
+NAN = "the model's numbers for this request are NaN and mean nothing; serve another checkpoint"
+
+
+def _has_nan(result: Any) -> bool:
+    """Whether a result, whatever holds its numbers, has one that is NaN."""
+    if isinstance(result, np.ndarray):
+        return result.dtype.kind == "f" and bool(np.isnan(result).any())
+    if isinstance(result, float):
+        return math.isnan(result)
+    if isinstance(result, dict):
+        return any(map(_has_nan, result.values()))
+    if dataclasses.is_dataclass(result):
+        return any(_has_nan(getattr(result, field.name)) for field in dataclasses.fields(result))
+    return isinstance(result, (list, tuple)) and any(map(_has_nan, result))
 
 
 @dataclass(eq=False)
@@ -195,10 +222,11 @@ class ComputeThread:
             job = self._jobs[entry]
             job.started = job.started or started
         try:
-            results: list[Any] = self.compute(batch[0].kind, [entry.work for entry in batch])
-        except Exception:
+            computed = self.compute(batch[0].kind, [entry.work for entry in batch])
+            results: list[Any] = [Failed(NAN) if _has_nan(result) else result for result in computed]
+        except Exception as error:
             log.exception("a batch of %d failed", len(batch))
-            results = [Failed()] * len(batch)
+            results = [Failed.of(error)] * len(batch)
         self.speed.add(self._running, time.monotonic() - started)
         self.last_progress = time.monotonic()
         self.batch_done(batch)
