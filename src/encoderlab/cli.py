@@ -274,7 +274,9 @@ def _unexpected(error: Exception) -> int:
         return _fail(f"{place}{error.strerror}; check the path, its permissions and the free space", DataError.code)
     # oneDNN names no cause; under a limit of memory it is that.
     if is_out_of_memory(error) or "could not create a primitive" in text and _address_space() < math.inf:
-        return _fail(f"out of memory ({text[:200] or 'no detail'}); use a smaller batch or model", OutOfMemory.code)
+        return _fail(
+            f"out of memory ({text[:200] or 'no detail'}); use a smaller batch, model or text", OutOfMemory.code
+        )
     hint = "" if terminal.verbose() else "; run again with -v for the traceback"
     return _fail(f"this is a bug in encoderlab: {type(error).__name__}: {text}{hint}", 1)
 

@@ -162,7 +162,7 @@ def test_a_model_whose_numbers_are_nan_is_an_error_in_every_protocol(kind: str) 
 
 
 def test_a_lack_of_memory_is_an_error_of_the_request_and_the_server_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> Any:
+    def full(*_: Any, **__: Any) -> Any:
         raise MemoryError
 
     with serving(tiny("bert-tiny").eval()) as asked:

@@ -386,6 +386,23 @@ def test_files_and_texts_are_not_mixed(tmp_path, capsys):
         assert "is no file, and" in messages(capsys, 3, "predict", folder, *words)
 
 
+def test_a_huge_text_that_takes_all_memory_is_named(tmp_path, tiny, capsys, monkeypatch):
+    folder, path = saved(ready("single")[0], tmp_path / "model"), tmp_path / "texts.csv"
+    path.write_text("text,label\n" + "the red cat,red\na blue dog,blue\n" * 9 + "cat " * 300_000 + ",red\n")
+
+    def full(*_, **__):
+        raise MemoryError
+
+    tune = ("finetune", path, "--model", tiny, "--out", tmp_path / "run", "--dev", path)
+    with monkeypatch.context() as patch:
+        patch.setattr("encoderlab.corpus.tokenizer.Tokenizer.encode_batch", full)
+        for words in (tune, ("evaluate", folder, path), ("predict", folder, path)):
+            said = messages(capsys, 5, *words)
+            assert "row 20: out of memory, and its text has 1,200,000 characters; shorten or remove it" in said
+    monkeypatch.setattr("encoderlab.tasks.data.readers.examples", full)
+    assert "texts.csv:" in (said := messages(capsys, 5, *tune)) and "out of memory at this row or the next" in said
+
+
 # Ensembles
 
 

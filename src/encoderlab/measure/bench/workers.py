@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from encoderlab.batches.rows import Row
-from encoderlab.errors import EncoderlabError
+from encoderlab.errors import EncoderlabError, OutOfMemory, is_out_of_memory
 from encoderlab.inference import device_name, usual_device
 from encoderlab.measure.bench.contenders import CONTENDERS, LR, Ours
 from encoderlab.measure.bench.families import Case
@@ -216,4 +216,6 @@ def _failure(work: Work, error: Exception) -> EncoderlabError:
     if isinstance(error, EncoderlabError):
         return error
     reason = " ".join(str(error).split())[:300]
+    if is_out_of_memory(error):
+        return OutOfMemory(f"{work.contender}: out of memory ({reason}); use a smaller model or fewer rows")
     return EncoderlabError(f"{work.contender} failed: {type(error).__name__}: {reason}")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+
+from encoderlab.errors import OutOfMemory, is_out_of_memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,6 +165,28 @@ def in_parts(examples: Iterable[Any], *, most: int, characters: int) -> Iterator
             part, size = [], 0
     if part:
         yield part
+
+
+LONG = 1 << 20  # characters; below, a text alone does not take all memory
+
+
+@contextmanager
+def naming_the_longest(examples: Sequence[Example]) -> Iterator[None]:
+    """A context in which a lack of memory names the longest text, if it is very long.
+
+    Raises:
+        OutOfMemory: with its row.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        sizes = [sum(map(len, _strings(example.content))) for example in examples]
+        if not is_out_of_memory(error) or max(sizes, default=0) < LONG:
+            raise
+        longest = examples[sizes.index(max(sizes))]
+        raise OutOfMemory(
+            f"row {longest.row}: out of memory, and its text has {max(sizes):,} characters; shorten or remove it"
+        ) from None
 
 
 def _strings(content: object) -> Iterator[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from encoderlab.corpus.documents import SURROGATE
-from encoderlab.errors import DataError, nearest
+from encoderlab.errors import DataError, OutOfMemory, nearest
 from encoderlab.tasks.data import readers
 from encoderlab.tasks.data import records as tables
 from encoderlab.tasks.data.examples import (
@@ -156,7 +156,7 @@ class Task:
         for path in paths:
             digest.update(path.read_bytes())
             notes = Remarks(path, first)
-            for example in self._of(split, path).stream(path, notes):
+            for example in self._read(split, path, notes):
                 place = f"{path}:{example.row}"
                 self._check_id(example, place, seen, notes)
                 _check_characters(example, place)
@@ -184,6 +184,19 @@ class Task:
             sha256=digest.hexdigest(),
             remarks=tuple(remarks),
         )
+
+    def _read(self, split: str, path: Path, remarks: Remarks) -> Iterator[Example]:
+        """The examples of a file of a split; a lack of memory names the row.
+
+        Raises:
+            OutOfMemory: a row does not fit, or all rows before it take the memory.
+        """
+        try:
+            yield from self._of(split, path).stream(path, remarks)
+        except MemoryError:
+            raise OutOfMemory(
+                f"{path}:{remarks.row}: out of memory at this row or the next; shorten its text, or give fewer rows"
+            ) from None
 
     def _of(self, split: str, path: Path) -> Task:
         """This task with layouts that read only ``split`` from a file with several splits."""

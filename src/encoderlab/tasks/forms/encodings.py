@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 import encoderlab
 from encoderlab.config import to_dict
 from encoderlab.files import cache_folder, write_bytes
+from encoderlab.tasks.data.examples import naming_the_longest
 from encoderlab.tasks.data.task import Split
 from encoderlab.tasks.forms.base import Form
 from encoderlab.tasks.forms.batching import Encoded, Item
@@ -52,7 +53,8 @@ class Encodings:
 
     @staticmethod
     def _encode(form: Form, split: Split, train: bool, path: Path) -> tuple[list[Item], dict[str, Any]]:
-        items = form.items(split.examples, train=train)
+        with naming_the_longest(split.examples):
+            items = form.items(split.examples, train=train)
         learned = {name: getattr(form, name) for name in form.learned}
         if len(items) >= LEAST:
             try:

@@ -20,7 +20,7 @@ from encoderlab.files import finite, json_line
 from encoderlab.inference import batch_tokens, evaluating, reading_apart
 from encoderlab.model import Model, weights_hash
 from encoderlab.part_files import PartFile
-from encoderlab.tasks.data.examples import in_parts
+from encoderlab.tasks.data.examples import in_parts, naming_the_longest
 from encoderlab.tasks.data.task import Example, Question, Remarks, Task, Text
 from encoderlab.tasks.forms.base import Answers, FormSettings, Network, Predictions
 from encoderlab.tasks.forms.batching import Item, TaskBatch, sorted_batches
@@ -68,7 +68,8 @@ class Predictor:
 
     def predict(self, examples: Sequence[Example]) -> Predictions:
         """Predictions in the order of ``examples``; their labels are not read."""
-        return self.form.predicted(examples, self.outputs)
+        with naming_the_longest(examples):
+            return self.form.predicted(examples, self.outputs)
 
     def outputs(self, items: Sequence[Item]) -> list[Any]:
         """The head's scores of every item."""
