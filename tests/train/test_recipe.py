@@ -66,6 +66,7 @@ def test_refused_parts() -> None:
         lambda: Budget(amount=0),
         lambda: Budget(amount=0, unit="hours"),
         lambda: Budget(amount=math.inf),
+        lambda: Budget(amount=1e300),
         lambda: Ramp(share=0.0),
         lambda: Ramp(share=1.5),
         lambda: Phase(rows=0),

@@ -49,6 +49,8 @@ def load(path: str | os.PathLike[str], *, allow_missing: bool = False) -> Model:
     kind = kind_of(folder)
     if kind is not None:
         raise DataError(f"{folder}: is a {kind!r} checkpoint; run: encoderlab convert {folder} OUT")
+    if (folder / "model" / "config.json").exists():
+        read_json(folder / "model" / "config.json")  # refuses a damaged one
     if (folder / "checkpoints").is_dir():
         raise DataError(
             f"{folder}: is a run that is not finished; finish it, or take its newest checkpoint: "

@@ -330,7 +330,7 @@ def _read_json(path: Path, why: str) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DataError(f"{path}: missing; {why}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise DataError(f"{path}: not valid JSON; restore it or start the run again") from None
     if not isinstance(data, dict):
         raise DataError(f"{path}: expected a JSON object; restore it or start the run again")

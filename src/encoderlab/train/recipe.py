@@ -25,13 +25,14 @@ from encoderlab.train.schedule import Polynomial, Schedule
 Precision = Literal["fp32", "bf16", "fp16"]
 SEEDS = 2**63 - 1
 MOST_ROWS = 1 << 24  # of a batch; the largest published ones have 1 << 17
+MOST_AMOUNT = 1e30  # of any unit
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget(Bounded):
     """How long to train: ``amount`` in ``unit``; the learning rate decays to the end of it."""
 
-    amount: Positive = 1_000_000
+    amount: Annotated[float, Field(gt=0, le=MOST_AMOUNT)] = 1_000_000
     unit: Literal["steps", "tokens", "flops", "hours"] = "steps"
 
     def __post_init__(self) -> None:
