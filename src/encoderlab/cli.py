@@ -24,6 +24,7 @@ from cyclopts.help.formatters import DefaultFormatter
 
 from encoderlab import __version__
 from encoderlab.commands import remote, terminal
+from encoderlab.commands.usage import explained
 from encoderlab.errors import ConfigError, DataError, EncoderlabError, OutOfMemory, is_out_of_memory, nearest
 from encoderlab.files import finite, kernels_wanted
 
@@ -204,8 +205,6 @@ def main(tokens: Sequence[str] | None = None, program: str = "encoderlab") -> in
     except UnknownCommandError as error:
         return _fail(_unknown_verb(tokens, (error.unused_tokens or [""])[0], program), ConfigError.code)
     except CycloptsError as error:
-        from encoderlab.commands.usage import explained
-
         return _fail(explained(error, tokens, program), ConfigError.code)
     except EncoderlabError as error:
         return _fail(str(error), error.code)

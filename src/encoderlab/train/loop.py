@@ -33,7 +33,7 @@ from encoderlab.train.journal import SHOWN, Journal
 from encoderlab.train.precision import caution
 from encoderlab.train.progress import facts
 from encoderlab.train.recipe import Budget, Training
-from encoderlab.train.signals import ENDING, STOP_SIGNALS, Asked, collected_signals
+from encoderlab.train.signals import ENDING, STOP_SIGNALS, Interrupted, collected_signals
 from encoderlab.train.stored import StoredTensors
 from encoderlab.train.tally import Tally, measure, summary
 
@@ -383,8 +383,8 @@ class _Run:
                 self.journal.note(f"validation  {facts(line)}")
                 if place.step:
                     self._keep_best(line)
-        except Asked as asked:
-            self._stop(asked.number)
+        except Interrupted as signalled:
+            self._stop(signalled.number)
         self.window_start += time.perf_counter() - begin  # not training time
         return True
 

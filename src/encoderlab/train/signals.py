@@ -15,7 +15,7 @@ ENDING = getattr(signal, "SIGUSR1", None)  # Windows has none
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM) + (() if ENDING is None else (ENDING,))
 
 
-class Asked(BaseException):
+class Interrupted(BaseException):
     """A signal came while nothing was at stake; ``number`` is its number."""
 
     def __init__(self, number: int) -> None:
@@ -30,9 +30,9 @@ class Signals(list[int]):
 
     @contextlib.contextmanager
     def at_once(self) -> Iterator[None]:
-        """A context that a signal ends at once with :class:`Asked`, also one that came before."""
+        """A context that a signal ends at once with :class:`Interrupted`, also one that came before."""
         if self:
-            raise Asked(self[0])
+            raise Interrupted(self[0])
         self.raises = True
         try:
             yield
@@ -57,7 +57,7 @@ def collected_signals() -> Iterator[Signals]:
         received.append(number)
         signal.signal(number, before[number])
         if received.raises:
-            raise Asked(number)
+            raise Interrupted(number)
 
     for number in before:
         signal.signal(number, note)
