@@ -1,4 +1,4 @@
-"""The parts of a kernel that are the same on every device: shapes, layouts, and gradients as a torch Function.
+"""The parts of a kernel that are the same on every device: schemas, shapes, and gradients as a torch Function.
 
 :mod:`.cpu` and :mod:`.gpu` write raw functions with these shapes, and make their Functions here.
 """
@@ -78,6 +78,13 @@ def packed_heads(qkv: Tensor, heads: int) -> Tensor:
 # ------------------------------------------------------------------------------------------- dropout + add + LayerNorm
 
 
+# Schemas of operations that both devices have.
+ADD_NORM = """(Tensor x, Tensor? x_bias, Tensor? residual, Tensor weight, Tensor? bias, Tensor? seeds, int site,
+    float p, float eps, bool center) -> (Tensor, Tensor)"""
+ADD_NORM_BACKWARD = """(Tensor grad, Tensor x, Tensor? x_bias, Tensor? residual, Tensor weight, Tensor statistics,
+    Tensor? seeds, int site, float p, bool center) -> (Tensor, Tensor, Tensor)"""
+
+
 def add_norm_shapes(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     """The normalised sum, and mean and 1 / deviation of every position, (positions, 2)."""
     return torch.empty_like(x), x.new_empty(x.numel() // x.shape[-1], 2, dtype=torch.float32)
@@ -141,75 +148,11 @@ def add_norm_function(
     return AddNorm
 
 
-def sum_norm_shapes(
-    x: Tensor | None, x_bias: Tensor | None, residual: Tensor, *how: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The sum (empty if there is no x), its norm, and mean and 1 / deviation of every position, (positions, 2)."""
-    dtype = torch.bfloat16 if how[-1] else torch.float32
-    sums = residual.new_empty(0) if x is None else torch.empty_like(residual)
-    statistics = residual.new_empty(residual.numel() // residual.shape[-1], 2, dtype=torch.float32)
-    return sums, torch.empty_like(residual, dtype=dtype), statistics
-
-
-def sum_norm_backward_shapes(grad: Tensor, dsums: Tensor | None, sums: Tensor, *how: Any) -> tuple[Tensor, ...]:
-    """Gradients of the residual and of x (empty if there is none), and, in (3, D), of weight, bias and x_bias."""
-    dx = torch.empty_like(grad) if how[-1] else grad.new_empty(0)
-    return torch.empty_like(sums), dx, sums.new_empty(3, sums.shape[-1], dtype=torch.float32)
-
-
-def sum_norm_function(
-    sum_norm: Callable[..., tuple[Tensor, Tensor, Tensor]], sum_norm_backward: Callable[..., tuple[Tensor, ...]]
-) -> type[Function]:
-    """residual + dropout(x + x_bias), and its norm. Saves only the sum and its statistics."""
-
-    class SumNorm(Function):
-        @staticmethod
-        def forward(
-            ctx: Any,
-            x: Tensor | None,
-            x_bias: Tensor | None,
-            residual: Tensor,
-            weight: Tensor,
-            bias: Tensor | None,
-            seeds: Tensor | None,
-            *how: Any,
-        ) -> tuple[Tensor, Tensor] | Tensor:
-            """``how`` is site, p, eps, center, and whether the norm is rounded to bfloat16."""
-            sums, out, statistics = sum_norm(x, x_bias, residual, weight, bias, seeds, *how)
-            ctx.save_for_backward(residual if x is None else sums, weight, statistics, seeds)
-            site, p, _, center, _ = how
-            ctx.how = site, p, center, x is not None
-            ctx.dtypes = [None if one is None else one.dtype for one in (x_bias, bias)]
-            ctx.set_materialize_grads(False)
-            return out if x is None else (sums, out)
-
-        @staticmethod
-        @once_differentiable
-        def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-            sums, weight, statistics, seeds = ctx.saved_tensors
-            with_x = ctx.how[-1]
-            dsums, grad = grads if with_x else (None, grads[0])
-            if grad is None:  # the norm is not used
-                grad = torch.zeros_like(sums)
-            dsums = None if dsums is None else dsums.contiguous()
-            dresidual, dx, totals = sum_norm_backward(
-                grad.contiguous(), dsums, sums, weight, statistics, seeds, *ctx.how
-            )
-            dweight, dbias, dx_bias = totals.unbind()
-            x_bias_dtype, bias_dtype = ctx.dtypes
-            return (
-                dx if with_x else None,
-                None if x_bias_dtype is None else dx_bias.to(x_bias_dtype),
-                dresidual,
-                dweight.to(weight.dtype),
-                None if bias_dtype is None else dbias.to(bias_dtype),
-                *[None] * 6,
-            )
-
-    return SumNorm
-
-
 # -------------------------------------------------------------------------------------------------------- feed-forward
+
+
+GELU_BACKWARD = """(Tensor(a!) grad, Tensor x, Tensor? bias, Tensor(b!) out, bool gated, bool tanh, Tensor? seeds,
+    int site, float p) -> Tensor"""
 
 
 def gelu_shapes(x: Tensor, bias: Tensor | None, gated: bool, *_: Any) -> Tensor:
@@ -263,14 +206,12 @@ def feed_forward_function(gelu: Callable[..., Tensor], gelu_backward_: Callable[
 # ------------------------------------------------------------------------------------------- cross entropy of products
 
 
+LINEAR_CROSS_ENTROPY = """(Tensor x, Tensor weight, Tensor? bias, Tensor labels, Tensor? uniforms, bool gradients,
+    float z_loss=0.0) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"""
+
+
 def linear_cross_entropy_shapes(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    labels: Tensor,
-    uniforms: Tensor | None,
-    gradients: bool,
-    z_loss: float = 0.0,
+    x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, uniforms: Tensor | None, gradients: bool, *_: Any
 ) -> tuple[Tensor, ...]:
     """Sum of the losses, number of hits, samples, and the gradients of the sum with respect to x, weight and bias."""
     return (

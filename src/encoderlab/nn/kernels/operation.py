@@ -8,6 +8,7 @@ code calls the function itself, which costs 5 instead of 30 microseconds.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -22,14 +23,21 @@ GPU = "encoderlab_gpu"  # namespace of operations that launch Triton kernels
 
 
 def operation(
-    shapes: Callable[..., Any], mutates: tuple[str, ...] = (), space: str = "encoderlab"
+    shapes: Callable[..., Any], schema: str | None = None, space: str = "encoderlab"
 ) -> Callable[[Callable], Callable]:
-    """Register a raw function as ``SPACE::NAME`` with ``shapes`` as its meta version; returns the function to call."""
+    """Register a raw function as ``SPACE::NAME`` with ``shapes`` as its meta version; returns the function to call.
+
+    ``schema``: types of arguments and results in torch's notation, where ``Tensor(a!)`` is overwritten; None reads the
+    annotations.
+    """
 
     def wrap(function: Callable) -> Callable:
         if space == GPU:
             function = on_its_device(function)
-        custom = custom_operations.custom_op(f"{space}::{function.__name__}", function, mutates_args=mutates)
+        mutates = re.findall(r"!\) (\w+)", schema or "")
+        custom = custom_operations.custom_op(
+            f"{space}::{function.__name__}", function, mutates_args=mutates, schema=schema
+        )
         custom.register_fake(shapes)
 
         def call(*args: Any) -> Any:

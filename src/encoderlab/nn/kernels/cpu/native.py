@@ -40,7 +40,7 @@ def threads(x: Tensor) -> int:
     return 1 if x.numel() < SMALL else torch.get_num_threads()
 
 
-def layout(x: Tensor) -> tuple[int, int, int]:
+def sizes(x: Tensor) -> tuple[int, int, int]:
     """Rows of the batch, positions per row, width."""
     batch, width = x.shape[0], x.shape[-1]
     return batch, x.numel() // (batch * width), width

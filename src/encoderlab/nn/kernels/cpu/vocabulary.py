@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from encoderlab.nn.kernels import functions
 from encoderlab.nn.kernels.cpu.native import CHUNKS, call, half
@@ -12,16 +11,8 @@ from encoderlab.nn.kernels.operation import operation
 LOGITS = 1 << 25  # elements in a chunk of logits: large chunks make faster products, small chunks need less memory
 
 
-@operation(functions.linear_cross_entropy_shapes)
-def linear_cross_entropy(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    labels: Tensor,
-    uniforms: Tensor | None,
-    gradients: bool,
-    z_loss: float = 0.0,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+@operation(functions.linear_cross_entropy_shapes, functions.LINEAR_CROSS_ENTROPY)
+def linear_cross_entropy(x, weight, bias, labels, uniforms, gradients, z_loss=0.0):
     rows, classes = len(x), len(weight)
     if rows and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise IndexError(f"labels {int(labels.min())} to {int(labels.max())} do not fit {classes} classes")

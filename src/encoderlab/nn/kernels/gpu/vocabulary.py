@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from encoderlab.nn.kernels import functions
 from encoderlab.nn.kernels.operation import GPU, operation
@@ -87,16 +86,8 @@ def cross_entropy_kernel(
             tl.store(logits + column, tl.where(column == label, share - 1.0, share), mask=column < stride)
 
 
-@operation(functions.linear_cross_entropy_shapes, space=GPU)
-def linear_cross_entropy(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    labels: Tensor,
-    uniforms: Tensor | None,
-    gradients: bool,
-    z_loss: float = 0.0,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+@operation(functions.linear_cross_entropy_shapes, functions.LINEAR_CROSS_ENTROPY, space=GPU)
+def linear_cross_entropy(x, weight, bias, labels, uniforms, gradients, z_loss=0.0):
     """As :func:`encoderlab.nn.kernels.linear_cross_entropy`, with the gradients of the sum.
 
     A label outside the vocabulary makes loss and gradients NaN: raising an error would wait for the device.
