@@ -54,6 +54,35 @@ def attend_shapes(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Ten
     return heads_last(q, v.shape[-1]), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
+def attend_function(
+    attend: Callable[..., tuple[Tensor, Tensor]], backward: Callable[..., tuple[Tensor, ...]], how: int, keep_out: bool
+) -> type[Function]:
+    """Attention with the arguments of ``attend``, whose last ``how`` are numbers.
+
+    ``backward`` returns the gradients of the first arguments; ``keep_out``: it reads the attended values.
+    """
+
+    class Attend(Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> Tensor:
+            out, log_sum = attend(*inputs)
+            ctx.save_for_backward(*inputs[:-how], *[out] * keep_out, log_sum)
+            ctx.how = inputs[-how:]
+            return out
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+            inputs = ctx.saved_tensors
+            grads = backward(dense(grad), *inputs, *ctx.how)
+            fitting = [
+                None if x is None else g.sum_to_size(x.shape).to(x.dtype) for g, x in zip(grads, inputs, strict=False)
+            ]
+            return *fitting, *[None] * (len(ctx.needs_input_grad) - len(fitting))
+
+    return Attend
+
+
 def dense(x: Tensor) -> Tensor:
     """x with stride 1 along its last axis, as kernels read rows."""
     return x if x.stride(-1) == 1 else x.contiguous()

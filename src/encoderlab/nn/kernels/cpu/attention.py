@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,12 +11,12 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from encoderlab.nn.kernels.cpu.native import SMALL, call, half
-from encoderlab.nn.kernels.functions import attend_shapes, dense, heads_last, packed_heads
+from encoderlab.nn.kernels.functions import attend_function, attend_shapes, dense, heads_last, packed_heads
 from encoderlab.nn.kernels.operation import apply, operation, scaling
 from encoderlab.nn.kernels.plain import Relative, within_reach
 
 ATTENTION = struct.Struct("40q2f")  # ``Attention`` of arguments.h
-RELATIVE = struct.Struct("11P")  # ``Pointers`` of arguments.h
+POINTERS = struct.Struct("11P")  # ``Pointers`` of arguments.h
 
 
 def strides(x: Tensor | None) -> tuple[int, ...]:
@@ -27,21 +27,51 @@ def strides(x: Tensor | None) -> tuple[int, ...]:
     return 0 if a == 1 else i, 0 if b == 1 else j, 0 if c == 1 else k
 
 
+class Terms(NamedTuple):
+    """What only attention with relative or rotary positions has, as the kernels read it.
+
+    Rows (S, P, H, K) are contiguous in the precision of q, segment (B, H, L, 2) is float32, contiguous and scaled,
+    rotation (M, K) is float32 and contiguous; the others as in :class:`Relative`.
+    """
+
+    query_rows: Tensor | None = None
+    key_rows: Tensor | None = None
+    position_query: Tensor | None = None
+    segment: Tensor | None = None
+    different: Tensor | None = None
+    table: Tensor | None = None
+    rotation: Tensor | None = None
+
+    def pointers(self, *gradients: Tensor | None) -> bytes | None:
+        """The C struct ``Pointers``, 0 for absent tensors; ``gradients``: of rows, segment and position_query."""
+        query_rows, key_rows, position_query, segment, different, table, rotation = self
+        tensors = (
+            query_rows,
+            key_rows,
+            position_query,
+            table,
+            segment,
+            different,
+            rotation,
+            *(gradients or [None] * 4),
+        )
+        if all(x is None for x in self):
+            return None
+        return POINTERS.pack(*(0 if x is None or not x.numel() else x.data_ptr() for x in tensors))
+
+
 def attention_arguments(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     out: Tensor,
     bias: Tensor | None,
+    terms: Terms,
     visible: Tensor | None,
     seeds: Tensor | None,
     scale: float,
     p: float,
     site: int,
-    query_rows: Tensor | None = None,
-    key_rows: Tensor | None = None,
-    position_query: Tensor | None = None,
-    different: Tensor | None = None,
     reach: int = -1,
 ) -> bytes:
     """The C struct ``Attention``: sizes, strides of the tensors, and dropout.
@@ -51,115 +81,78 @@ def attention_arguments(
     batch, heads, queries, width = q.shape
     threshold, keep_scale = scaling(seeds, p)
     work = torch.get_num_threads() if q.numel() * k.shape[2] >= 32 * SMALL else 1
-    rows = query_rows if query_rows is not None else key_rows
+    rows = terms.query_rows if terms.query_rows is not None else terms.key_rows
     tables, positions = (1, 0) if rows is None else rows.shape[:2]
-    row_strides = [0 if x is None else x.stride(dim) for x in (query_rows, key_rows) for dim in (1, 2)]
+    row_strides = [0 if x is None else x.stride(dim) for x in (terms.query_rows, terms.key_rows) for dim in (1, 2)]
     return ATTENTION.pack(
         batch, heads, queries, k.shape[2], width, v.shape[-1], *strides(q), *strides(k), *strides(v), *strides(out),
         *strides(bias), *strides(visible), site, threshold, work, reach, positions, tables, *row_strides,
-        *strides(position_query), *strides(different), scale, keep_scale,
+        *strides(terms.position_query), *strides(terms.different), scale, keep_scale,
     )  # fmt: skip
 
 
-@operation(attend_shapes)
-def attend_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    visible: Tensor | None,
-    seeds: Tensor | None,
-    rotation: Tensor | None,
-    scale: float,
-    p: float,
-    site: int,
-    reach: int,
-) -> tuple[Tensor, Tensor]:
+INPUTS = """Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? query_rows, Tensor? key_rows, Tensor? position_query,
+    Tensor? segment, Tensor? different, Tensor? table, Tensor? rotation, Tensor? visible, Tensor? seeds"""
+HOW = "float scale, float p, int site, int reach"
+
+
+@operation(attend_shapes, f"({INPUTS}, {HOW}) -> (Tensor, Tensor)")
+def attend_forward(q, k, v, bias, *rest):
     """The attended values (B, H, L, V), and the log of each row's softmax denominator (B, H, L)."""
+    terms, (visible, seeds, *how) = Terms(*rest[:7]), rest[7:]
     out, normalisers = attend_shapes(q, k, v)
-    at = attention_arguments(q, k, v, out, bias, visible, seeds, scale, p, site, reach=reach)
-    call("attend", half(q), at, q, k, v, bias, visible, seeds, turned_by(rotation), out, normalisers)
+    at = attention_arguments(q, k, v, out, bias, terms, visible, seeds, *how)
+    call("attend", half(q), at, q, k, v, bias, visible, seeds, terms.pointers(), out, normalisers)
     return out, normalisers
 
 
-def turned_by(rotation: Tensor | None) -> bytes | None:
-    """The C struct ``Pointers`` for rotary positions (M, K), float32 and contiguous."""
-    return None if rotation is None else pointers(None, None, None, None, None, None, rotation)
+def _attend_backward_shapes(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    bias, query_rows, key_rows, position_query, segment = rest[:5]
 
+    def like(x: Tensor | None) -> Tensor:
+        return q.new_empty(0 if x is None else x.shape, dtype=torch.float32)
 
-def _attend_backward_shapes(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *_: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     dbias = q.new_empty(0 if bias is None else (*q.shape[:3], k.shape[2]))
-    return heads_last(q, q.shape[-1]), heads_last(k, k.shape[-1]), heads_last(v, v.shape[-1]), dbias
+    dposition_query = q.new_empty(0) if position_query is None else heads_last(q, q.shape[-1])
+    dqkv = (heads_last(x, x.shape[-1]) for x in (q, k, v))
+    return *dqkv, dbias, like(query_rows), like(key_rows), dposition_query, like(segment)
 
 
-@operation(_attend_backward_shapes)
-def attend_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    visible: Tensor | None,
-    seeds: Tensor | None,
-    rotation: Tensor | None,
-    normalisers: Tensor,
-    scale: float,
-    p: float,
-    site: int,
-    reach: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v and of the bias of every batch row (B, H, L, M), which is empty if there is no bias."""
-    dq, dk, dv, dbias = _attend_backward_shapes(grad, q, k, v, bias)
-    at = attention_arguments(q, k, v, grad, bias, visible, seeds, scale, p, site, reach=reach)
-    to = attention_arguments(dq, dk, dv, grad, None, None, None, scale, p, site)
-    call(
-        "attend_backward", half(q), at, to, grad, q, k, v, bias, visible, seeds, normalisers, turned_by(rotation),
-        dq, dk, dv, None if bias is None else dbias,
-    )  # fmt: skip
-    return dq, dk, dv, dbias
+@operation(
+    _attend_backward_shapes,
+    f"(Tensor grad, {INPUTS}, Tensor normalisers, {HOW}) -> ({', '.join(['Tensor'] * 8)})",
+)
+def attend_backward(grad, q, k, v, bias, *rest):
+    """Gradients of q, k, v, of the bias of every batch row (B, H, L, M), query_rows, key_rows, position_query, segment.
+
+    Gradients of rows and segment are float32; those of absent tensors are empty.
+    """
+    terms, (visible, seeds, normalisers, *how) = Terms(*rest[:7]), rest[7:]
+    grads = _attend_backward_shapes(grad, q, k, v, bias, *terms)
+    dq, dk, dv, dbias, dquery_rows, dkey_rows, dposition_query, dsegment = grads
+    to_terms = Terms(position_query=None if terms.position_query is None else dposition_query)
+    at = attention_arguments(q, k, v, grad, bias, terms, visible, seeds, *how)
+    to = attention_arguments(dq, dk, dv, grad, None, to_terms, None, None, *how)
+    pointers = terms.pointers(dquery_rows, dkey_rows, dsegment, dposition_query)
+    inputs = (grad, q, k, v, bias, visible, seeds, normalisers, pointers)
+    call("attend_backward", half(q), at, to, *inputs, dq, dk, dv, None if bias is None else dbias)
+    return grads
 
 
-class Attend(Function):
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        """Takes the arguments of :func:`attend_forward`."""
-        out, normalisers = attend_forward(*inputs)
-        ctx.save_for_backward(*inputs[:-4], normalisers)
-        ctx.rest = inputs[-4:]
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        bias = ctx.saved_tensors[3]
-        dq, dk, dv, dbias = attend_backward(dense(grad), *ctx.saved_tensors, *ctx.rest)
-        if bias is None:
-            return dq, dk, dv, *[None] * 8
-        return dq, dk, dv, dbias.sum_to_size(bias.shape), *[None] * 7
+Attend = attend_function(attend_forward, attend_backward, how=4, keep_out=False)
 
 
-@operation(lambda grad, qkv, *_: torch.empty_like(qkv))
-def attend_packed_backward(
-    grad: Tensor,
-    qkv: Tensor,
-    visible: Tensor | None,
-    seeds: Tensor | None,
-    rotation: Tensor | None,
-    normalisers: Tensor,
-    scale: float,
-    p: float,
-    site: int,
-    reach: int,
-) -> Tensor:
-    """The gradient of qkv (3, B, H, L, K), in its own layout."""
+@operation(
+    lambda grad, qkv, *_: torch.empty_like(qkv),
+    f"(Tensor grad, Tensor qkv, Tensor? rotation, Tensor? visible, Tensor? seeds, Tensor normalisers, {HOW}) -> Tensor",
+)
+def attend_packed_backward(grad, qkv, rotation, visible, seeds, normalisers, *how):
+    """The gradient of qkv (3, B, H, L, K), with its strides."""
     dqkv = torch.empty_like(qkv)
-    q, k, v = qkv.unbind()
-    dq, dk, dv = dqkv.unbind()
-    at = attention_arguments(q, k, v, grad, None, visible, seeds, scale, p, site, reach=reach)
-    to = attention_arguments(dq, dk, dv, grad, None, None, None, scale, p, site)
-    inputs = (grad, q, k, v, None, visible, seeds, normalisers, turned_by(rotation))
+    (q, k, v), (dq, dk, dv), terms = qkv.unbind(), dqkv.unbind(), Terms(rotation=rotation)
+    at = attention_arguments(q, k, v, grad, None, terms, visible, seeds, *how)
+    to = attention_arguments(dq, dk, dv, grad, None, Terms(), None, None, *how)
+    inputs = (grad, q, k, v, None, visible, seeds, normalisers, terms.pointers())
     call("attend_backward", half(qkv), at, to, *inputs, dq, dk, dv, None)
     return dqkv
 
@@ -169,149 +162,34 @@ class AttendPacked(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, qkv: Tensor, visible: Tensor | None, seeds: Tensor | None, rotation: Tensor | None, *rest: Any
+        ctx: Any, qkv: Tensor, rotation: Tensor | None, visible: Tensor | None, seeds: Tensor | None, *how: Any
     ) -> Tensor:
-        """``rest`` is scale, p, site, reach."""
-        out, normalisers = attend_forward(*qkv.unbind(), None, visible, seeds, rotation, *rest)
-        ctx.save_for_backward(qkv, visible, seeds, rotation, normalisers)
-        ctx.rest = rest
+        """``how`` is scale, p, site, reach."""
+        out, normalisers = attend_forward(*qkv.unbind(), None, *Terms(rotation=rotation), visible, seeds, *how)
+        ctx.save_for_backward(qkv, rotation, visible, seeds, normalisers)
+        ctx.how = how
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return attend_packed_backward(dense(grad), *ctx.saved_tensors, *ctx.rest), *[None] * 7
+        return attend_packed_backward(dense(grad), *ctx.saved_tensors, *ctx.how), *[None] * 7
 
 
-# ----------------------------------------------------------------------------------- attention with relative positions
-
-
-def pointers(*tensors: Tensor | None) -> bytes:
-    """The C struct ``Pointers``: addresses in its order; 0 for absent tensors, which backward passes
-    give as scalars.
-    """
-    addresses = [0 if x is None or x.dim() == 0 else x.data_ptr() for x in tensors]
-    return RELATIVE.pack(*addresses, *[0] * (11 - len(addresses)))
-
-
-def relative_arguments(q: Tensor, k: Tensor, relative: Relative, scale: float) -> tuple[Tensor | None, ...]:
-    """``relative`` in the kernels' layout: contiguous rows (S, P, H, K) in the precision of q, scaled
-    float32 segments.
-    """
+def terms_of(relative: Relative, q: Tensor, k: Tensor, scale: float) -> Terms:
+    """``relative`` as the kernels read it."""
 
     def rows(x: Tensor | None) -> Tensor | None:
         return None if x is None else (x if x.dim() == 4 else x[None]).to(q.dtype).contiguous()
 
-    query, different = relative.position_query, relative.different
-    return (
-        rows(relative.query_rows),
-        rows(relative.key_rows),
-        None if query is None else dense(query.to(q.dtype)),
-        None if relative.segment is None else (relative.segment.float() * scale).contiguous(),
-        full_rows(different, q, k),
-        relative.table,
+    return Terms(
+        query_rows=rows(relative.query_rows),
+        key_rows=rows(relative.key_rows),
+        position_query=None if relative.position_query is None else dense(relative.position_query.to(q.dtype)),
+        segment=None if relative.segment is None else (relative.segment.float() * scale).contiguous(),
+        different=full_rows(relative.different, q, k),
+        table=relative.table,
     )
-
-
-@operation(attend_shapes)
-def attend_relative_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    query_rows: Tensor | None,
-    key_rows: Tensor | None,
-    position_query: Tensor | None,
-    segment: Tensor | None,
-    different: Tensor | None,
-    table: Tensor | None,
-    visible: Tensor | None,
-    seeds: Tensor | None,
-    scale: float,
-    p: float,
-    site: int,
-) -> tuple[Tensor, Tensor]:
-    """As :func:`attend_forward`; rows (S, P, H, K) contiguous, segment (B, H, L, 2) float32 contiguous."""
-    out, normalisers = attend_shapes(q, k, v)
-    at = attention_arguments(
-        q, k, v, out, None, visible, seeds, scale, p, site, query_rows, key_rows, position_query, different
-    )
-    relative = pointers(query_rows, key_rows, position_query, table, segment, different)
-    call("attend", half(q), at, q, k, v, None, visible, seeds, relative, out, normalisers)
-    return out, normalisers
-
-
-def _attend_relative_backward_shapes(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    query_rows: Tensor | None,
-    key_rows: Tensor | None,
-    position_query: Tensor | None,
-    segment: Tensor | None,
-    *_: Any,
-) -> tuple[Tensor, ...]:
-    def like(x: Tensor | None) -> Tensor:
-        return q.new_empty(() if x is None else x.shape, dtype=torch.float32)
-
-    dq, dk, dv = (heads_last(x, x.shape[-1]) for x in (q, k, v))
-    dposition_query = q.new_empty(()) if position_query is None else heads_last(q, q.shape[-1])
-    return dq, dk, dv, like(query_rows), like(key_rows), dposition_query, like(segment)
-
-
-@operation(_attend_relative_backward_shapes)
-def attend_relative_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    query_rows: Tensor | None,
-    key_rows: Tensor | None,
-    position_query: Tensor | None,
-    segment: Tensor | None,
-    different: Tensor | None,
-    table: Tensor | None,
-    visible: Tensor | None,
-    seeds: Tensor | None,
-    normalisers: Tensor,
-    scale: float,
-    p: float,
-    site: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, query_rows, key_rows, position_query and segment.
-
-    Gradients of rows and segment are float32; absent tensors have a scalar.
-    """
-    grads = _attend_relative_backward_shapes(grad, q, k, v, query_rows, key_rows, position_query, segment)
-    dq, dk, dv, dquery_rows, dkey_rows, dposition_query, dsegment = grads
-    at = attention_arguments(
-        q, k, v, grad, None, visible, seeds, scale, p, site, query_rows, key_rows, position_query, different
-    )
-    to_position = None if position_query is None else dposition_query
-    to = attention_arguments(dq, dk, dv, grad, None, None, None, scale, p, site, position_query=to_position)
-    made = (dquery_rows, dkey_rows, dsegment, dposition_query)
-    relative = pointers(query_rows, key_rows, position_query, table, segment, different, None, *made)
-    inputs = (grad, q, k, v, None, visible, seeds, normalisers, relative)
-    call("attend_backward", half(q), at, to, *inputs, dq, dk, dv, None)
-    return dq, dk, dv, dquery_rows, dkey_rows, dposition_query, dsegment
-
-
-class AttendRelative(Function):
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        """Takes the arguments of :func:`attend_relative_forward`."""
-        out, normalisers = attend_relative_forward(*inputs)
-        ctx.save_for_backward(*inputs[:-3], normalisers)
-        ctx.rest = inputs[-3:]
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors
-        grads = attend_relative_backward(dense(grad), *saved, *ctx.rest)
-        cast = [None if x is None else g.to(x.dtype) for g, x in zip(grads, saved, strict=False)]
-        return *cast, *[None] * 7
 
 
 def full_rows(x: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
@@ -348,19 +226,12 @@ def attend(
 ) -> Tensor:
     """As :func:`encoderlab.nn.kernels.attend`; with relative positions the reach becomes part of the mask."""
     if relative is not None:
-        visible = within_reach(visible, q.shape[2], k.shape[2], reach, q.device)
+        visible, reach = within_reach(visible, q.shape[2], k.shape[2], reach, q.device), None
     q, k, v, visible = dense(q), dense(k), dense(v), full_rows(visible, q, k)
-    if relative is not None:
-        terms = relative_arguments(q, k, relative, scale)
-        return apply(AttendRelative, q, k, v, *terms, visible, seeds, scale, p, site)
+    terms = Terms() if relative is None else terms_of(relative, q, k, scale)
     if bias is not None:
         bias = full_rows(bias.to(q.dtype), q, k)
-    return apply(Attend, q, k, v, bias, visible, seeds, None, scale, p, site, limit(reach))
-
-
-def limit(reach: int | None) -> int:
-    """``reach`` as the kernels expect it: -1 for no limit."""
-    return -1 if reach is None else reach
+    return apply(Attend, q, k, v, bias, *terms, visible, seeds, scale, p, site, -1 if reach is None else reach)
 
 
 def attend_packed(
@@ -386,5 +257,5 @@ def attend_packed(
         if rotation.shape != parts.shape[-2:]:
             raise ValueError(f"angles {tuple(rotation.shape)} do not fit queries of {tuple(parts.shape[-2:])}")
         rotation = rotation.float().contiguous()
-    attended = apply(AttendPacked, parts, visible, seeds, rotation, scale, p, site, limit(reach))
+    attended = apply(AttendPacked, parts, rotation, visible, seeds, scale, p, site, -1 if reach is None else reach)
     return attended.transpose(1, 2).flatten(2)

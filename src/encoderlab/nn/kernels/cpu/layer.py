@@ -7,7 +7,7 @@ import struct
 import torch
 from torch import Tensor
 
-from encoderlab.nn.kernels.cpu.attention import pointers, relative_arguments, strides
+from encoderlab.nn.kernels.cpu.attention import Terms, strides, terms_of
 from encoderlab.nn.kernels.cpu.native import call
 from encoderlab.nn.kernels.functions import dense
 from encoderlab.nn.kernels.plain import Relative
@@ -47,15 +47,10 @@ def predict_layer(
         if visible.dim() != 4 or visible.shape[2:] != (length, length):
             raise ValueError(f"a mask {tuple(visible.shape)} does not fit rows of {length} tokens")
         visible = dense(visible)
-    position = None
-    rows: list[Tensor | None] = [None, None]
-    if relative is not None:
-        rows = list(relative_arguments(x[:, None], x, relative, scale)[:2])
+    terms = Terms() if relative is None else terms_of(relative, x[:, None], x, scale)
     if rotation is not None:
-        rotation = rotation.float().contiguous()
-    if relative is not None or rotation is not None:
-        position = pointers(*rows, None, None, None, None, rotation)
-    positions = next((row.shape[1] for row in rows if row is not None), 0)
+        terms = terms._replace(rotation=rotation.float().contiguous())
+    positions = next((rows.shape[1] for rows in terms[:2] if rows is not None), 0)
     addresses = [
         0 if item is None else item.data_ptr() if isinstance(item, Tensor) else item
         for part in (*weights, *norms)
@@ -65,5 +60,5 @@ def predict_layer(
         *addresses, batch, length, width, heads, *strides(visible), -1 if reach is None else reach, positions, pre,
         center, gated, tanh, torch.get_num_threads(), scale, eps,
     )  # fmt: skip
-    call("layer", given, x, visible, position, out)
+    call("layer", given, x, visible, terms.pointers(), out)
     return out

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from encoderlab.nn.kernels.cpu.attention import attend_packed_backward, attention_arguments
+from encoderlab.nn.kernels.cpu.attention import Terms, attend_packed_backward, attention_arguments
 from encoderlab.nn.kernels.cpu.convolution import convolve, dynamic_backward
 from encoderlab.nn.kernels.cpu.native import call, half
 from encoderlab.nn.kernels.operation import operation
@@ -34,18 +34,12 @@ def _mixed_shapes(qkv: Tensor, value: Tensor, logits: Tensor, *_: Any) -> tuple[
     )
 
 
-@operation(_mixed_shapes)
-def mixed(
-    qkv: Tensor,
-    value: Tensor,
-    logits: Tensor,
-    visible: Tensor | None,
-    doc: Tensor | None,
-    seeds: Tensor | None,
-    scale: float,
-    p: float,
-    site: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+@operation(
+    _mixed_shapes,
+    """(Tensor qkv, Tensor value, Tensor logits, Tensor? visible, Tensor? doc, Tensor? seeds, float scale, float p,
+    int site) -> (Tensor, Tensor, Tensor)""",
+)
+def mixed(qkv, value, logits, visible, doc, seeds, *how):
     """Outputs of all heads (B, L, 2 A), log softmax denominators (B, H, L), and convolution kernels after softmax.
 
     qkv (3, B, H, L, K) is a view of one product; value (B, L, A), logits (B, L, H J).
@@ -54,7 +48,7 @@ def mixed(
     attended, convolved = out.chunk(2, dim=-1)
     q, k, v = qkv.unbind()
     heads = q.shape[1]
-    at = attention_arguments(q, k, v, _split(attended, heads), None, visible, seeds, scale, p, site)
+    at = attention_arguments(q, k, v, _split(attended, heads), None, Terms(), visible, seeds, *how)
     call("attend", half(q), at, q, k, v, None, visible, seeds, None, attended, normalisers)
     convolve(value, logits, doc, heads, convolved, softmax)
     return out, normalisers, softmax
@@ -90,7 +84,7 @@ class MixedAttention(Function):
         qkv, value, span, product, weight, visible, doc, seeds, normalisers, softmax = ctx.saved_tensors
         heads = qkv.shape[2]
         dattended, dconvolved = grad.contiguous().chunk(2, dim=-1)
-        dqkv = attend_packed_backward(_split(dattended, heads), qkv, visible, seeds, None, normalisers, *ctx.how, -1)
+        dqkv = attend_packed_backward(_split(dattended, heads), qkv, None, visible, seeds, normalisers, *ctx.how, -1)
         dvalue, dlogits = dynamic_backward(dconvolved, value, softmax, doc, heads)
         dproduct = dlogits @ weight
         dqkv[0].addcmul_(_split(dproduct, heads), _split(span, heads))

@@ -26,7 +26,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from encoderlab.nn.kernels import plain
-from encoderlab.nn.kernels.functions import attend_shapes, dense, heads_last, packed_heads
+from encoderlab.nn.kernels.functions import attend_function, attend_shapes, dense, heads_last, packed_heads
 from encoderlab.nn.kernels.gpu.noise import read_seed, stream, words
 from encoderlab.nn.kernels.operation import GPU, apply, operation, scaling
 from encoderlab.nn.kernels.plain import Relative, chosen_per_head
@@ -319,22 +319,13 @@ def tiling(q: Tensor, v: Tensor, *tables: Tensor | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@operation(attend_shapes, space=GPU)
-def attend_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    query_table: Tensor | None,
-    key_table: Tensor | None,
-    segment: Tensor | None,
-    different: Tensor | None,
-    visible: Tensor | None,
-    seeds: Tensor | None,
-    scale: float,
-    p: float,
-    site: int,
-) -> tuple[Tensor, Tensor]:
+INPUTS = """Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? query_table, Tensor? key_table, Tensor? segment,
+    Tensor? different, Tensor? visible, Tensor? seeds"""
+HOW = "float scale, float p, int site"
+
+
+@operation(attend_shapes, f"({INPUTS}, {HOW}) -> (Tensor, Tensor)", space=GPU)
+def attend_forward(q, k, v, bias, query_table, key_table, segment, different, visible, seeds, scale, p, site):
     """The attended values (B, H, L, V), and the log of each row's softmax denominator (B, H, L)."""
     out, log_sum = attend_shapes(q, k, v)
     batch, heads, queries, _ = q.shape
@@ -347,55 +338,32 @@ def attend_forward(
     return out, log_sum
 
 
-def _added_shapes(
-    q: Tensor, k: Tensor, bias: Tensor | None, query_table: Tensor | None, key_table: Tensor | None,
-    segment: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Tensors for the gradients of bias, both tables and segment; empty for absent ones.
-
-    Gradients of the tables start at zero, because entries without a pair of query and key are never written.
-    """
+def _attend_backward_shapes(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    """Gradients of the tables start at zero, because entries without a pair of query and key are never written."""
+    bias, query_table, key_table, segment = rest[:4]
+    dqkv = (heads_last(x, x.shape[-1]) for x in (q, k, v))
     dbias = q.new_empty(0) if bias is None else bias.new_empty(*q.shape[:3], k.shape[2])
-    dquery_table, dkey_table = (q.new_empty(0) if x is None else torch.zeros_like(x) for x in (query_table, key_table))
-    return dbias, dquery_table, dkey_table, q.new_empty(0) if segment is None else torch.empty_like(segment)
+    dtables = (q.new_empty(0) if x is None else torch.zeros_like(x) for x in (query_table, key_table))
+    return *dqkv, dbias, *dtables, q.new_empty(0) if segment is None else torch.empty_like(segment)
 
 
-def _attend_backward_shapes(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    dq, dk, dv = (heads_last(x, x.shape[-1]) for x in (q, k, v))
-    return dq, dk, dv, *_added_shapes(q, k, *rest[:4])
-
-
-@operation(_attend_backward_shapes, space=GPU)
-def attend_backward(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    query_table: Tensor | None,
-    key_table: Tensor | None,
-    segment: Tensor | None,
-    different: Tensor | None,
-    visible: Tensor | None,
-    seeds: Tensor | None,
-    out: Tensor,
-    log_sum: Tensor,
-    scale: float,
-    p: float,
-    site: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+@operation(
+    _attend_backward_shapes,
+    f"(Tensor dout, {INPUTS}, Tensor out, Tensor log_sum, {HOW}) -> ({', '.join(['Tensor'] * 7)})",
+    space=GPU,
+)
+def attend_backward(dout, q, k, v, bias, query_table, key_table, segment, different, visible, seeds, *rest):
     """Gradients of q, k, v, bias, query_table, key_table and segment; empty for absent ones.
 
     The gradient of the bias has an entry for every pair.
     """
+    out, log_sum, scale, p, site = rest
     added = bias, query_table, key_table, segment
     dq, dk, dv, *dadded = _attend_backward_shapes(dout, q, k, v, *added)
     terms = Terms(*map(matrix, (*added, different, visible)))
     dropout = DropoutTerms(seeds, site, *scaling(seeds, p))
     differentiate(dout, (q, k, v), terms, dropout, out, log_sum, scale, (dq, dk, dv), dadded)
-    return dq, dk, dv, *dadded  # type: ignore[return-value]
+    return dq, dk, dv, *dadded
 
 
 def differentiate(
@@ -423,36 +391,16 @@ def differentiate(
     )
 
 
-class Attend(Function):
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        """Takes the arguments of :func:`attend_forward`."""
-        out, log_sum = attend_forward(*inputs)
-        ctx.save_for_backward(*inputs[:-3], out, log_sum)
-        ctx.rest = inputs[-3:]
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        grads = attend_backward(dense(dout), *ctx.saved_tensors, *ctx.rest)
-        present = [x is not None for x in ctx.saved_tensors[:7]]
-        return *(grad if there else None for grad, there in zip(grads, present, strict=True)), *[None] * 6
+Attend = attend_function(attend_forward, attend_backward, how=3, keep_out=True)
 
 
-@operation(lambda dout, qkv, *_: torch.empty_like(qkv), space=GPU)
-def attend_packed_backward(
-    dout: Tensor,
-    qkv: Tensor,
-    visible: Tensor | None,
-    seeds: Tensor | None,
-    out: Tensor,
-    log_sum: Tensor,
-    scale: float,
-    p: float,
-    site: int,
-) -> Tensor:
-    """The gradient of qkv (3, B, H, L, K), in its own layout."""
+@operation(
+    lambda dout, qkv, *_: torch.empty_like(qkv),
+    f"(Tensor dout, Tensor qkv, Tensor? visible, Tensor? seeds, Tensor out, Tensor log_sum, {HOW}) -> Tensor",
+    space=GPU,
+)
+def attend_packed_backward(dout, qkv, visible, seeds, out, log_sum, scale, p, site):
+    """The gradient of qkv (3, B, H, L, K), with its strides."""
     dqkv = torch.empty_like(qkv)
     terms = Terms(*map(matrix, (None, None, None, None, None, visible)))
     dropout, none = DropoutTerms(seeds, site, *scaling(seeds, p)), [qkv.new_empty(0)] * 4
