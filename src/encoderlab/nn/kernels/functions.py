@@ -76,7 +76,8 @@ def attend_function(
             inputs = ctx.saved_tensors
             grads = backward(dense(grad), *inputs, *ctx.how)
             fitting = [
-                None if x is None else g.sum_to_size(x.shape).to(x.dtype) for g, x in zip(grads, inputs, strict=False)
+                None if x is None else (g if g.shape == x.shape else g.sum_to_size(x.shape)).to(x.dtype)
+                for g, x in zip(grads, inputs, strict=False)
             ]
             return *fitting, *[None] * (len(ctx.needs_input_grad) - len(fitting))
 

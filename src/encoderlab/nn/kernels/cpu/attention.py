@@ -45,6 +45,8 @@ class Terms(NamedTuple):
     def pointers(self, *gradients: Tensor | None) -> bytes | None:
         """The C struct ``Pointers``, 0 for absent tensors; ``gradients``: of rows, segment and position_query."""
         query_rows, key_rows, position_query, segment, different, table, rotation = self
+        if query_rows is key_rows is segment is rotation is None:
+            return None
         tensors = (
             query_rows,
             key_rows,
@@ -55,9 +57,7 @@ class Terms(NamedTuple):
             rotation,
             *(gradients or [None] * 4),
         )
-        if all(x is None for x in self):
-            return None
-        return POINTERS.pack(*(0 if x is None or not x.numel() else x.data_ptr() for x in tensors))
+        return POINTERS.pack(*[0 if x is None or not x.numel() else x.data_ptr() for x in tensors])
 
 
 def attention_arguments(
@@ -81,13 +81,14 @@ def attention_arguments(
     batch, heads, queries, width = q.shape
     threshold, keep_scale = scaling(seeds, p)
     work = torch.get_num_threads() if q.numel() * k.shape[2] >= 32 * SMALL else 1
-    rows = terms.query_rows if terms.query_rows is not None else terms.key_rows
+    query_rows, key_rows, position_query, _, different, *_ = terms
+    rows = query_rows if query_rows is not None else key_rows
     tables, positions = (1, 0) if rows is None else rows.shape[:2]
-    row_strides = [0 if x is None else x.stride(dim) for x in (terms.query_rows, terms.key_rows) for dim in (1, 2)]
+    row_strides = [0 if x is None else x.stride(dim) for x in (query_rows, key_rows) for dim in (1, 2)]
     return ATTENTION.pack(
         batch, heads, queries, k.shape[2], width, v.shape[-1], *strides(q), *strides(k), *strides(v), *strides(out),
         *strides(bias), *strides(visible), site, threshold, work, reach, positions, tables, *row_strides,
-        *strides(terms.position_query), *strides(terms.different), scale, keep_scale,
+        *strides(position_query), *strides(different), scale, keep_scale,
     )  # fmt: skip
 
 
