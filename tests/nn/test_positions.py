@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from encoderlab.nn.architecture import EncoderConfig
 from encoderlab.nn.attention import Attention
 from encoderlab.nn.kernels.plain import relative_bias, skew
 from encoderlab.nn.positions import (
@@ -26,10 +27,17 @@ B, L, D, H, K = 2, 6, 12, 3, 4
 
 def attention(position: object, biases: str = "all") -> tuple[Attention, DistanceTable]:
     torch.manual_seed(0)
-    module = Attention(
-        width=D, heads=H, head_width=K, position=position, conv=None, biases=biases, dropout=0.0, position_dropout=0.0
-    ).double()
-    table = DistanceTable(position, D, H, K, 1e-7).double()
+    config = EncoderConfig(
+        vocab=1,
+        width=D,
+        heads=H,
+        position=position,
+        attention_biases=biases,
+        dropout=0.0,
+        attention_dropout=0.0,
+        eps=1e-7,
+    )
+    module, table = Attention(config).double(), DistanceTable(config).double()
     for parameter in [*module.parameters(), *table.parameters()]:
         parameter.data = torch.randn_like(parameter)
     return module, table

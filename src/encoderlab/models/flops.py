@@ -31,7 +31,7 @@ def forward(config: ModelConfig, length: int, *, predicted: float = 0.15, memory
     layers = [layer_forward(encoder, length, memory, number) for number in range(encoder.depth)]
     parts = {name: sum(layer[name] for layer in layers) for name in layers[0]}
     width, words = encoder.width, encoder.word_width
-    parts["embedding"] = 2.0 * words * width if words != width or encoder.embed_map else 0.0
+    parts["embedding"] = 2.0 * words * width if encoder.mapped else 0.0
     if encoder.stem_conv is not None:
         parts["stem convolution"] = 2.0 * width * width * encoder.stem_conv.kernel / encoder.stem_conv.groups
     if config.mask_decoder or config.mask_vector:

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
+from torch import nn
 
 from encoderlab.config import Bounded, Count, NonNegative, Rate
 from encoderlab.errors import ConfigError
 from encoderlab.nn.attention import Biases
 from encoderlab.nn.embeddings import Adaptive, EmbeddingNorm
 from encoderlab.nn.feedforward import Activation
-from encoderlab.nn.norms import LayerNormalization, Norm, Normalization, make_norm
+from encoderlab.nn.norms import LayerNormalization, Norm, Normalization
 from encoderlab.nn.positions import Absolute, Disentangled, Position, RelativeShift, Rotary
 from encoderlab.nn.scope import Local
 from encoderlab.nn.spanconv import Bottleneck, Branch, Convolution, kept_heads
@@ -215,6 +216,11 @@ class EncoderConfig(Bounded):
         return self.embed_width or self.width
 
     @property
+    def mapped(self) -> bool:
+        """Whether a map from E to D follows the embedding tables."""
+        return self.embed_map or self.word_width != self.width
+
+    @property
     def max_length(self) -> int | None:
         """The longest row, in tokens, that the positions allow; None for no limit."""
         if isinstance(self.position, Absolute) and not self.position.sinusoidal:
@@ -239,4 +245,6 @@ class EncoderConfig(Bounded):
 
     def make_norm(self, width: int) -> Norm:
         """A norm for states of ``width``."""
-        return make_norm(self.normalization, width, self.eps)
+        if isinstance(self.normalization, LayerNormalization):
+            return nn.LayerNorm(width, eps=self.eps, bias=self.normalization.bias)
+        return nn.RMSNorm(width, eps=self.eps)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,6 @@ from encoderlab.nn.packed import Packed, linear
 from encoderlab.nn.positions import (
     Disentangled,
     DisentangledTerm,
-    Position,
     RelativeShift,
     Shaw,
     ShawTerm,
@@ -23,7 +22,10 @@ from encoderlab.nn.positions import (
     bias_at,
 )
 from encoderlab.nn.scope import Scope
-from encoderlab.nn.spanconv import Branch, ConvolutionHeads
+from encoderlab.nn.spanconv import ConvolutionHeads
+
+if TYPE_CHECKING:
+    from encoderlab.nn.architecture import EncoderConfig
 
 Biases = Literal["all", "query_value", "none"]
 
@@ -40,28 +42,17 @@ class Attention(nn.Module):
 
     Queries come from ``x`` (B, L, D). Keys and values come from ``source`` (B, M, D): x itself, memory and x, or the
     stored states of a query stream. ``source`` may also be keys and values (:class:`Keyed`). Where queries, keys and
-    values have the same source, one matrix product computes all three. ``heads`` counts the heads that attend
-    (``EncoderConfig.attention_heads``); with ``conv``, as many channels convolve next to them. ``scaled``: the block
-    multiplies the outputs of each head with a learned factor. Costs memory of O(L) per head with a kernel, O(L M)
-    without.
+    values have the same source, one matrix product computes all three. ``heads`` counts the heads that attend; with
+    ``conv``, as many channels convolve next to them. The block multiplies the outputs of each head with
+    ``head_scale``, if there is one. Costs memory of O(L) per head with a kernel, O(L M) without.
     """
 
-    def __init__(
-        self,
-        *,
-        width: int,
-        heads: int,
-        head_width: int,
-        position: Position,
-        conv: Branch | None,
-        biases: Biases,
-        dropout: float,
-        position_dropout: float,
-        scaled: bool = False,
-    ) -> None:
+    def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
+        width, heads, head_width = config.width, config.attention_heads, config.key_width
+        position, biases = config.position, config.attention_biases
         self.heads, self.head_width, self.inner = heads, head_width, heads * head_width
-        self.biases, self.dropout, self.position_dropout = biases, dropout, position_dropout
+        self.biases, self.dropout, self.position_dropout = biases, config.attention_dropout, config.dropout
         self.qkv: nn.Parameter | Packed = nn.Parameter(torch.empty(3 * self.inner, width))
         self.bias = None
         if biases != "none":
@@ -78,11 +69,11 @@ class Attention(nn.Module):
         self.scale = (head_width * terms) ** -0.5
         self.conv = None
         outputs = self.inner
-        if conv is not None:
-            self.conv = ConvolutionHeads(conv, width, heads, head_width)
+        if config.conv_branch is not None:
+            self.conv = ConvolutionHeads(config.conv_branch, width, heads, head_width)
             outputs *= 2
         self.out = nn.Linear(outputs, width, bias=biases != "none")
-        self.head_scale = HeadScale(outputs // head_width) if scaled else None
+        self.head_scale = HeadScale(outputs // head_width) if config.norm == "normformer" else None
 
     def forward(self, x: Tensor, source: Tensor | Keyed, scope: Scope) -> tuple[Tensor, Keyed | None]:
         """Outputs of the heads, (B, L, A), or (B, L, 2 A) with convolution heads; keys and values too, if the scope

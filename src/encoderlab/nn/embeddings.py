@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from encoderlab.config import Bounded, Count
 from encoderlab.errors import ConfigError
 from encoderlab.nn import kernels
-from encoderlab.nn.norms import Normalization, make_norm
-from encoderlab.nn.positions import Absolute, Disentangled, Position, sinusoid
+from encoderlab.nn.positions import Absolute, Disentangled, sinusoid
+
+if TYPE_CHECKING:
+    from encoderlab.nn.architecture import EncoderConfig
 
 EmbeddingNorm = Literal["embedding", "width", "none"]
 TiedMaps = Literal["all", "all_but_first", "none"]
@@ -103,30 +105,19 @@ class AdaptiveTable(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """Sum of word, position and segment tables of width E, then norm and dropout, and if ``mapped`` a map from E to D.
+    """Sum of word, position and segment tables of width E, then norm and dropout, and a map from E to D if they differ.
 
-    ``norm``: at width E before the map (BERT, ALBERT, ELECTRA), at width D after it (DeBERTa, whose map has no bias),
+    The norm is at width E before the map (BERT, ALBERT, ELECTRA), at width D after it (DeBERTa, whose map has no bias),
     or none (XLNet, Transformer-XL). ``types`` 0 leaves the segment table out; with 1, as in RoBERTa, both texts of a
     pair are segment 0.
     """
 
-    def __init__(
-        self,
-        *,
-        vocab: int,
-        embed_width: int,
-        width: int,
-        mapped: bool,
-        position: Position,
-        types: int,
-        norm: EmbeddingNorm,
-        normalization: Normalization,
-        eps: float,
-        dropout: float,
-        adaptive: Adaptive | None,
-    ) -> None:
+    def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.dropout, self.norm_place, self.width = dropout, norm, width
+        vocab, embed_width, width = config.vocab, config.word_width, config.width
+        position, norm, adaptive = config.position, config.embed_norm, config.adaptive
+        self.dropout = config.dropout if config.embed_dropout is None else config.embed_dropout
+        self.norm_place, self.width = norm, width
         # Gradient-disentangled sharing: the generator's embeddings. The tables here are differences from its word and
         # position tables, which get no gradient. A tuple hides them from torch's list of submodules.
         self.base: tuple[Embeddings, ...] = ()
@@ -144,12 +135,10 @@ class Embeddings(nn.Module):
             rows = position.input_positions
         summed = embed_width if adaptive is None else width  # adaptive words already have width D
         self.positions = nn.Parameter(torch.empty(rows, summed)) if rows else None
-        self.types = nn.Parameter(torch.empty(types, summed)) if types else None
-        self.norm = None
-        if norm != "none":
-            self.norm = make_norm(normalization, summed if norm == "embedding" else width, eps)
+        self.types = nn.Parameter(torch.empty(config.types, summed)) if config.types else None
+        self.norm = None if norm == "none" else config.make_norm(summed if norm == "embedding" else width)
         self.map = None
-        if mapped and adaptive is None:
+        if config.mapped and adaptive is None:
             self.map = nn.Linear(embed_width, width, bias=norm == "embedding")
 
     def forward(self, ids: Tensor, positions: Tensor | None, segments: Tensor | None, seeds: Tensor | None) -> Tensor:

@@ -114,33 +114,14 @@ class Block(nn.Module):
             self.attention, self.attention_norm = shared.attention, shared.attention_norm
             self.attention_output_norm = shared.attention_output_norm
         else:
-            self.attention = Attention(
-                width=config.width,
-                heads=config.attention_heads,
-                head_width=config.key_width,
-                position=config.position,
-                conv=config.conv_branch,
-                biases=config.attention_biases,
-                dropout=config.attention_dropout,
-                position_dropout=config.dropout,
-                scaled=config.norm == "normformer",
-            )
+            self.attention = Attention(config)
             bare = first and config.norm == "pre_but_first"
             self.attention_norm = None if bare else config.make_norm(config.width)
             self.attention_output_norm = config.make_norm(config.width) if config.inner_norms else None
         if shared is not None and "feed_forward" in parts:
             self.feed_forward, self.feed_forward_norm = shared.feed_forward, shared.feed_forward_norm
         else:
-            self.feed_forward = FeedForward(
-                config.width,
-                config.ff_width,
-                groups=config.ff_groups,
-                gated=config.ff_gated,
-                biases=config.ff_biases,
-                act=config.activation,
-                dropout=config.ff_dropout,
-                norm=config.make_norm(config.ff_width) if config.inner_norms else None,
-            )
+            self.feed_forward = FeedForward(config)
             self.feed_forward_norm = config.make_norm(config.width)
 
     def forward(self, x: Tensor, source: Tensor | Keyed, scope: Scope) -> tuple[Tensor, Keyed | None]:
@@ -236,26 +217,11 @@ class Encoder(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.config = config
-        self.embeddings = Embeddings(
-            vocab=config.vocab,
-            embed_width=config.word_width,
-            width=config.width,
-            mapped=config.embed_map or config.word_width != config.width,
-            position=config.position,
-            types=config.types,
-            norm=config.embed_norm,
-            normalization=config.normalization,
-            eps=config.eps,
-            dropout=config.dropout if config.embed_dropout is None else config.embed_dropout,
-            adaptive=config.adaptive,
-        )
+        self.embeddings = Embeddings(config)
         self.blocks = nn.ModuleList(self._make_blocks())
-        self.distances = None
-        if isinstance(config.position, (RelativeShift, Shaw, Disentangled)):
-            self.distances = DistanceTable(
-                config.position, config.width, config.attention_heads, config.key_width, config.eps
-            )
-        self.stem = Stem(config.stem_conv, config.width, config.eps, config.dropout) if config.stem_conv else None
+        relative = isinstance(config.position, (RelativeShift, Shaw, Disentangled))
+        self.distances = DistanceTable(config) if relative else None
+        self.stem = Stem(config.stem_conv, config) if config.stem_conv else None
         self.norm = config.make_norm(config.width) if config.pre and config.norm != "pre_but_last" else None
 
     def _make_blocks(self) -> list[Block]:

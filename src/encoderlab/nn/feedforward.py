@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from encoderlab.errors import ConfigError
 from encoderlab.nn import kernels
-from encoderlab.nn.norms import Norm
 from encoderlab.nn.packed import PackedLinear, linear
+
+if TYPE_CHECKING:
+    from encoderlab.nn.architecture import EncoderConfig
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh"]
 
@@ -69,27 +71,18 @@ class FeedForward(nn.Module):
     (NormFormer; Shleifer et al., 2021).
     """
 
-    def __init__(
-        self,
-        width: int,
-        inner: int,
-        *,
-        groups: int,
-        gated: bool,
-        biases: bool,
-        act: Activation,
-        dropout: float,
-        norm: Norm | None = None,
-    ) -> None:
+    def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
+        width, inner, groups, biases = config.width, config.ff_width, config.ff_groups, config.ff_biases
 
         def dense(inputs: int, outputs: int) -> nn.Module:
             if groups == 1:
                 return nn.Linear(inputs, outputs, bias=biases)
             return GroupedLinear(inputs, outputs, groups, bias=biases)
 
-        self.up, self.down = dense(width, 2 * inner if gated else inner), dense(inner, width)
-        self.act, self.gated, self.dropout, self.norm = act, gated, dropout, norm
+        self.act, self.gated, self.dropout = config.activation, config.ff_gated, config.ff_dropout
+        self.up, self.down = dense(width, 2 * inner if self.gated else inner), dense(inner, width)
+        self.norm = config.make_norm(inner) if config.inner_norms else None
 
     def forward(self, x: Tensor, seeds: Tensor | None, site: int) -> Tensor:
         change, bias = self.without_bias(x, seeds, site)

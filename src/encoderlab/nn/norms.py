@@ -31,13 +31,6 @@ Normalization = LayerNormalization | RootMeanSquare
 Norm = nn.LayerNorm | nn.RMSNorm  # the modules
 
 
-def make_norm(config: Normalization, width: int, eps: float) -> Norm:
-    """The module that normalises states (..., ``width``)."""
-    if isinstance(config, LayerNormalization):
-        return nn.LayerNorm(width, eps=eps, bias=config.bias)
-    return nn.RMSNorm(width, eps=eps)
-
-
 def norm_bias(norm: Norm) -> Tensor | None:
     """The norm's bias, or None if it has none."""
     return norm.bias if isinstance(norm, nn.LayerNorm) else None

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,9 @@ from encoderlab.nn import kernels, noise
 from encoderlab.nn.kernels import Relative
 from encoderlab.nn.kernels.plain import chosen_per_head, per_head, segment_scores, skew
 from encoderlab.nn.packed import Packed, linear
+
+if TYPE_CHECKING:
+    from encoderlab.nn.architecture import EncoderConfig
 
 LONGEST = 1 << 24  # largest row and largest distance, in tokens
 Length = Annotated[int, Field(ge=1, le=LONGEST)]
@@ -256,14 +259,13 @@ class Distances:
 class DistanceTable(nn.Module):
     """The part of a relative position term that all layers share."""
 
-    def __init__(
-        self, position: RelativeShift | Shaw | Disentangled, width: int, heads: int, head_width: int, eps: float
-    ) -> None:
+    def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
+        position, width, heads, head_width = config.position, config.width, config.attention_heads, config.key_width
         self.position, self.width = position, width
         if isinstance(position, Disentangled):
             self.table = nn.Parameter(torch.empty(2 * position.slots, width))
-            self.norm = nn.LayerNorm(width, eps=eps) if position.norm else None
+            self.norm = nn.LayerNorm(width, eps=config.eps) if position.norm else None
         if isinstance(position, RelativeShift) and position.shared_biases:
             self.u = nn.Parameter(torch.empty(heads, head_width))
             self.v = nn.Parameter(torch.empty(heads, head_width))

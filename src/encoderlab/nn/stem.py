@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,9 @@ from encoderlab.errors import ConfigError
 from encoderlab.nn import kernels
 from encoderlab.nn.feedforward import Activation, activation
 from encoderlab.nn.noise import STEM
+
+if TYPE_CHECKING:
+    from encoderlab.nn.architecture import EncoderConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +38,11 @@ class StemConvolution(Bounded):
 class Stem(nn.Module):
     """``LN(layer output + act(dropout(conv(embeddings))))``; tokens read nothing from other documents of the row."""
 
-    def __init__(self, config: StemConvolution, width: int, eps: float, dropout: float) -> None:
+    def __init__(self, stem: StemConvolution, config: EncoderConfig) -> None:
         super().__init__()
-        self.config, self.dropout = config, dropout
-        self.conv = nn.Conv1d(width, width, config.kernel, padding=(config.kernel - 1) // 2, groups=config.groups)
-        self.norm = nn.LayerNorm(width, eps=eps)
+        self.config, self.dropout, width = stem, config.dropout, config.width
+        self.conv = nn.Conv1d(width, width, stem.kernel, padding=(stem.kernel - 1) // 2, groups=stem.groups)
+        self.norm = nn.LayerNorm(width, eps=config.eps)
 
     def forward(self, embedded: Tensor, output: Tensor, doc: Tensor | None, seeds: Tensor | None) -> Tensor:
         """Embeddings (B, L, D) and the first layer's output (B, L, D) -> (B, L, D)."""
