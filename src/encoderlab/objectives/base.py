@@ -48,6 +48,9 @@ class Term:
 pytree.register_dataclass(Term)  # FSDP2 of torch 2.11 finds tensors only in registered output types
 
 
+Losses = tuple[dict[str, Term], Memory]
+
+
 class Settings(Bounded, ABC):
     """Base class for the settings of an objective, with the methods that each kind must define or may override."""
 
@@ -122,6 +125,7 @@ class Objective(nn.Module):
     byte.
     """
 
+    model: Any  # what is trained, where that is one network
     per_token: tuple[str, ...] = ()
     stages: int = 1
     """Updates per batch: each stage is a forward pass, a backward pass and an update; its memory goes to the next
@@ -139,9 +143,7 @@ class Objective(nn.Module):
         """The count of every term of :meth:`forward`, from labels only; every batch has the same names."""
         raise NotImplementedError
 
-    def forward(
-        self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None
-    ) -> tuple[dict[str, Term], Memory]:
+    def forward(self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None) -> Losses:
         """The terms of ``batch``, and the memory for the next batch (detached; None without recurrence).
 
         ``noise`` keys every random number of the forward pass (dropout, sampling) by row; None outside training.
@@ -151,7 +153,7 @@ class Objective(nn.Module):
 
     def models(self) -> dict[str, Model]:
         """The networks to save as the result: ``{"model": Model}``, or one name of a model folder per network."""
-        raise NotImplementedError
+        return {"model": self.model}
 
 
 def check_continued(settings: Settings, format: Format, streams: type[StreamFormat], *names: str) -> None:

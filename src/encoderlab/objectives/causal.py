@@ -21,7 +21,7 @@ from encoderlab.nn.encoder import update_memory
 from encoderlab.nn.heads import AdaptiveLMHead, LMHead
 from encoderlab.nn.noise import Noise
 from encoderlab.nn.positions import Absolute
-from encoderlab.objectives.base import Memory, Objective, Settings, Term, carried, check_continued
+from encoderlab.objectives.base import Losses, Memory, Objective, Settings, Term, carried, check_continued
 from encoderlab.objectives.mlm import lm_term
 from encoderlab.objectives.vocabulary import Vocabulary
 
@@ -97,9 +97,7 @@ class Causal(Objective):
     def counts(self, batch: Batch) -> dict[str, int]:
         return {"lm": int((batch.labels["targets"] != IGNORE).sum())}
 
-    def forward(
-        self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None
-    ) -> tuple[dict[str, Term], Memory]:
+    def forward(self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None) -> Losses:
         model, settings = self.model, self.settings
         length, window = settings.memory, None
         if not self.training:
@@ -119,6 +117,3 @@ class Causal(Objective):
         else:
             term = lm_term(model, states.last[rows, places], targets, z_loss=settings.z_loss)
         return {"lm": term}, update_memory(memory, states.layers[:-1], length)
-
-    def models(self) -> dict[str, Model]:
-        return {"model": self.model}

@@ -23,7 +23,7 @@ from encoderlab.models.base import ModelConfig
 from encoderlab.nn.encoder import States
 from encoderlab.nn.heads import LMHead
 from encoderlab.nn.noise import Noise
-from encoderlab.objectives.base import Memory, Objective, Settings, Term
+from encoderlab.objectives.base import Losses, Memory, Objective, Settings, Term
 from encoderlab.objectives.mlm import Masker, lm_term, predicted, require_weight, tokens
 from encoderlab.objectives.vocabulary import Vocabulary
 from encoderlab.seeds import derive
@@ -165,9 +165,7 @@ class Distill(Objective):
                 counts[name] = batch.num_tokens
         return counts
 
-    def forward(
-        self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None
-    ) -> tuple[dict[str, Term], Memory]:
+    def forward(self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None) -> Losses:
         settings, student, teacher = self.settings, self.student, self.teacher
         every = tokens(batch)
         real = every.rows, every.places

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from encoderlab.batches.batch import IGNORE, Batch, collate, stack
-from encoderlab.batches.corrupt import Corrupted, Corruptor, Masking
+from encoderlab.batches.corrupt import Corrupted, Masking
 from encoderlab.batches.rows import Row
 from encoderlab.config import NonNegative, OpenShare
 from encoderlab.errors import ConfigError
@@ -22,8 +22,8 @@ from encoderlab.models.base import ModelConfig
 from encoderlab.nn.encoder import Chosen
 from encoderlab.nn.heads import LMHead
 from encoderlab.nn.noise import Noise
-from encoderlab.objectives.base import Memory, Objective, Settings, Term
-from encoderlab.objectives.mlm import lm_term
+from encoderlab.objectives.base import Losses, Memory, Objective, Settings
+from encoderlab.objectives.mlm import Masker, lm_term
 from encoderlab.objectives.vocabulary import Vocabulary
 
 
@@ -82,13 +82,7 @@ class Hybrid(Objective):
         if model.pair is not None:
             raise ConfigError("causal rows have no summary of a pair of texts; set model.pair to false")
         self.model, self.settings, self.pad = model, settings, vocabulary.pad
-        self.corruptor = Corruptor(
-            settings.masking,
-            vocab_size=vocabulary.size,
-            mask_id=vocabulary.mask,
-            special_ids=vocabulary.special,
-            counts=vocabulary.counts,
-        )
+        self.corruptor = Masker(settings.masking, vocabulary).corruptor
 
     def is_causal(self, row: Row) -> bool:
         """Whether the row is read from left to right."""
@@ -110,9 +104,7 @@ class Hybrid(Objective):
     def counts(self, batch: Batch) -> dict[str, int]:
         return {name: int(_asked(batch, causal=name == "lm").sum()) for name in self.per_token}
 
-    def forward(
-        self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None
-    ) -> tuple[dict[str, Term], Memory]:
+    def forward(self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None) -> Losses:
         model, causal, length = self.model, batch.labels["causal"], batch.ids.shape[1]
         visible = None
         if bool(batch.on_host.labels["causal"].any()):
@@ -127,9 +119,6 @@ class Hybrid(Objective):
             term = lm_term(model, x, targets, z_loss=self.settings.z_loss)
             terms[name] = replace(term, weight=weight)
         return terms, None
-
-    def models(self) -> dict[str, Model]:
-        return {"model": self.model}
 
 
 def _asked(batch: Batch, *, causal: bool) -> Tensor:

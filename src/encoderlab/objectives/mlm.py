@@ -23,7 +23,7 @@ from encoderlab.models.base import ModelConfig
 from encoderlab.nn.encoder import Chosen
 from encoderlab.nn.heads import LMHead
 from encoderlab.nn.noise import Noise
-from encoderlab.objectives.base import Memory, Objective, Settings, Term, masked_operations
+from encoderlab.objectives.base import Losses, Memory, Objective, Settings, Term, masked_operations
 from encoderlab.objectives.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
@@ -169,9 +169,7 @@ class MLM(Objective):
             counts[label] = len(batch)
         return counts
 
-    def forward(
-        self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None
-    ) -> tuple[dict[str, Term], Memory]:
+    def forward(self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None) -> Losses:
         model, z_loss = self.model, self.settings.z_loss
         chosen, targets = predicted(batch)
         states = model.encoder(
@@ -189,15 +187,7 @@ class MLM(Objective):
         pair = token_term(logits, batch.labels[label], weight=self.settings.pair_weight)
         return {"mlm": lm_term(model, x[size:], targets, z_loss=z_loss), label: pair}, None
 
-    def models(self) -> dict[str, Model]:
-        return {"model": self.model}
-
 
 def pair_label(batch: Batch) -> str | None:
     """The name of the batch's sentence-pair label, or None."""
     return next((name for name in PAIR_LABELS if name in batch.labels), None)
-
-
-def no_loss(like: Tensor) -> Tensor:
-    """A zero on the device of ``like``, for terms that are only counted."""
-    return torch.zeros((), device=like.device)

@@ -23,7 +23,7 @@ from encoderlab.nn.encoder import update_memory
 from encoderlab.nn.heads import LMHead
 from encoderlab.nn.noise import Noise
 from encoderlab.nn.positions import RelativeShift
-from encoderlab.objectives.base import Memory, Objective, Settings, Term, carried, check_continued
+from encoderlab.objectives.base import Losses, Memory, Objective, Settings, carried, check_continued
 from encoderlab.objectives.mlm import lm_term
 from encoderlab.objectives.vocabulary import Vocabulary
 from encoderlab.seeds import generator
@@ -105,9 +105,7 @@ class Permutation(Objective):
     def counts(self, batch: Batch) -> dict[str, int]:
         return {"plm": int((batch.labels["positions"] >= 0).sum())}
 
-    def forward(
-        self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None
-    ) -> tuple[dict[str, Term], Memory]:
+    def forward(self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None) -> Losses:
         model, settings, labels = self.model, self.settings, batch.labels
         assert model.mask_vector is not None
         memory = carried(memory, batch) if settings.memory else None
@@ -143,6 +141,3 @@ class Permutation(Objective):
         rows, slots = batch.find(lambda known: known.labels["positions"] >= 0)
         term = lm_term(model, predicted[rows, slots], labels["targets"][rows, slots])
         return {"plm": term}, update_memory(memory, states.layers, settings.memory, reuse=settings.reuse or None)
-
-    def models(self) -> dict[str, Model]:
-        return {"model": self.model}

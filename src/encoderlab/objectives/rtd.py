@@ -25,11 +25,10 @@ from encoderlab.nn.heads import LMHead
 from encoderlab.nn.kernels.plain import draw
 from encoderlab.nn.noise import Noise, stream
 from encoderlab.nn.positions import document_starts
-from encoderlab.objectives.base import Memory, Objective, Settings, Term, masked_operations
+from encoderlab.objectives.base import Losses, Memory, Objective, Settings, Term, masked_operations
 from encoderlab.objectives.mlm import (
     Masker,
     check_stem,
-    no_loss,
     predicted,
     require_weight,
     token_term,
@@ -121,9 +120,7 @@ class ReplacedTokenDetection(Objective):
         everywhere = self.settings.predict in ("replaced", "original_all")
         return {"mlm": masked, "rtd": batch.num_tokens if everywhere else masked, "replaced": masked}
 
-    def forward(
-        self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None
-    ) -> tuple[dict[str, Term], Memory]:
+    def forward(self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None) -> Losses:
         chosen, targets = predicted(batch)
         alternating = self.stages > 1 and self.training
         if alternating and memory is not None:
@@ -131,7 +128,7 @@ class ReplacedTokenDetection(Objective):
         generated, samples = self._generate(batch, chosen, targets, noise)
         corrupted = batch.labels["original"].clone()
         corrupted[chosen.rows, chosen.places] = samples
-        replaced = Term(no_loss(samples), len(targets), 0.0, (samples != targets).sum())
+        replaced = Term(torch.zeros((), device=samples.device), len(targets), 0.0, (samples != targets).sum())
         if alternating:
             return {"mlm": generated, "replaced": replaced}, (corrupted,)
         term = self._discriminate(batch, corrupted, chosen, noise)
