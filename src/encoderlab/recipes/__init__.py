@@ -22,28 +22,16 @@ from encoderlab.recipes import (
 )
 from encoderlab.train.recipe import Recipe
 
-VARIANTS: dict[str, Callable[[str], Recipe]] = {
-    **bert.VARIANTS,
-    **roberta.VARIANTS,
-    **electra.VARIANTS,
-    **deberta.VARIANTS,
-    **distilbert.VARIANTS,
-    **modernbert.VARIANTS,
-}
-"""Runs that differ from the recipe of a family at one of its sizes."""
+_FAMILIES = (bert, roberta, albert, electra, convbert, deberta, distilbert, xlnet, transformer_xl, modernbert)
 
 BY_FAMILY: dict[str, Callable[[str], Recipe]] = {
-    "bert": bert.recipe,
-    "roberta": roberta.recipe,
-    "albert": albert.recipe,
-    "distilbert": distilbert.recipe,
-    "electra": electra.recipe,
-    "convbert": convbert.recipe,
-    "deberta": deberta.recipe,
-    "xlnet": xlnet.recipe,
-    "transformer_xl": transformer_xl.recipe,
-    "modernbert": modernbert.recipe,
+    module.__name__.rpartition(".")[2]: module.recipe for module in _FAMILIES
 }
+
+VARIANTS: dict[str, Callable[[str], Recipe]] = {
+    name: make for module in _FAMILIES for name, make in getattr(module, "VARIANTS", {}).items()
+}
+"""Runs that differ from the recipe of a family at one of its sizes."""
 
 RECIPES: dict[str, Callable[[str], Recipe]] = {
     name: BY_FAMILY[config.family]
