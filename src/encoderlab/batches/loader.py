@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -40,18 +40,6 @@ class LoaderPlace:
     offset: int = 0  # rows of the block that were already returned
     rows: int = 0  # rows returned since the start of the run, on all ranks
     step: int = 0  # batches returned
-
-
-class Order(Protocol):
-    """The rows of a run, in order."""
-
-    def take(self, place: LoaderPlace, size: int, until: int | None = None) -> tuple[list[Any], LoaderPlace]:
-        """References to the next ``size`` rows from ``place`` on, and the place after them; fewer at the start of epoch
-        ``until``.
-        """
-
-    def read(self, references: list[Any], number: int) -> list[Row]:
-        """The rows of ``references``; ``number`` is the number of the first row within the run."""
 
 
 class Shuffled:
@@ -86,6 +74,9 @@ class Shuffled:
         self._planned: dict[tuple[int, int], Future[PlannedBlock]] = {}
 
     def take(self, place: LoaderPlace, size: int, until: int | None = None) -> tuple[list[Any], LoaderPlace]:
+        """References to the next ``size`` rows from ``place`` on, and the place after them; fewer at the start of epoch
+        ``until``.
+        """
         taken: list[tuple[PlannedBlock, int]] = []
         left, empty = size * self.length if self.in_tokens else size, 0
         while True:
@@ -113,6 +104,7 @@ class Shuffled:
         )
 
     def read(self, references: list[tuple[PlannedBlock, int]], number: int) -> list[Row]:
+        """The rows of ``references``; ``number`` is the number of the first row within the run."""
         rows: list[Row] = []
         # Compare by identity: blocks of two epochs may have the same key and different orders.
         for _, group in itertools.groupby(references, key=lambda reference: id(reference[0])):
@@ -168,7 +160,7 @@ def _fitting(costs: np.ndarray | None, offset: int, total: int, left: int) -> tu
 
 
 class Streams:
-    """Rows of parallel streams, window after window; a batch has one row per stream."""
+    """Rows of parallel streams, window after window; a batch has one row per stream. Read as :class:`Shuffled` is."""
 
     def __init__(
         self, corpus: Documents, format: StreamFormat, length: int, framing: Framing, seed: int, count: int
@@ -248,7 +240,7 @@ class Loader:
                 f"corpus of {corpus.num_tokens:,} tokens is shorter than one row of {length}; "
                 f"add text, or choose a shorter row"
             )
-        self.order: Order
+        self.order: Shuffled | Streams
         if isinstance(format, StreamFormat):
             assert not callable(batch_rows), "streams need a constant number of rows"
             self.order = Streams(corpus, format, length, framing, seed, batch_rows)

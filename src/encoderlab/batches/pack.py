@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
+from numpy.random import Generator
 
 from encoderlab.batches.rows import BaseFormat, Documents, Framing, Placement, Plan
 from encoderlab.config import Share
@@ -23,7 +24,7 @@ from encoderlab.errors import ConfigError, DataError
 from encoderlab.ranges import aranges
 
 
-def _uniforms(rng: np.random.Generator) -> Callable[[], float]:
+def _uniforms(rng: Generator) -> Callable[[], float]:
     """Draws from [0, 1) at 40 nanoseconds each, a tenth of what a call of the generator takes."""
 
     def draw() -> Iterator[float]:
@@ -58,9 +59,7 @@ class SegmentPairs(BaseFormat):
     def label(self) -> str:
         return "next_sentence" if self.relation == "next" else "sentence_order"
 
-    def plan(
-        self, corpus: Documents, documents: np.ndarray, rng: np.random.Generator, framing: Framing, length: int
-    ) -> Plan:
+    def plan(self, corpus: Documents, documents: np.ndarray, rng: Generator, framing: Framing, length: int) -> Plan:
         _require_two_documents(corpus, self.label)
         room, uniform = length - framing.pair, _uniforms(rng)
         rows: list[tuple[int, ...]] = []
@@ -97,9 +96,7 @@ class SentencePairs(BaseFormat):
     kind: Literal["sentence_pairs"] = "sentence_pairs"
     pairs: ClassVar[bool] = True
 
-    def plan(
-        self, corpus: Documents, documents: np.ndarray, rng: np.random.Generator, framing: Framing, length: int
-    ) -> Plan:
+    def plan(self, corpus: Documents, documents: np.ndarray, rng: Generator, framing: Framing, length: int) -> Plan:
         _require_two_documents(corpus, "next_sentence")
         uniform = _uniforms(rng)
         rows: list[tuple[int, ...]] = []
@@ -143,7 +140,7 @@ def _random_text(corpus: Documents, other_than: int, room: int, uniform: Callabl
 LONG = 1 << 16  # tokens
 
 
-def _pair_plan(rows: list[tuple[int, ...]], room: int, rng: np.random.Generator, label: str) -> Plan:
+def _pair_plan(rows: list[tuple[int, ...]], room: int, rng: Generator, label: str) -> Plan:
     """The plan of rows (document A, start, stop, document B, start, stop, label), each cut to ``room`` tokens.
 
     BERT drops one token at a time, from the longer side (from B if they are equal) and from its front or back with
@@ -184,9 +181,7 @@ class ElectraSegments(BaseFormat):
     short_share: Share = 0.05
     cross_documents: bool = False
 
-    def plan(
-        self, corpus: Documents, documents: np.ndarray, rng: np.random.Generator, framing: Framing, length: int
-    ) -> Plan:
+    def plan(self, corpus: Documents, documents: np.ndarray, rng: Generator, framing: Framing, length: int) -> Plan:
         uniform = _uniforms(rng)
         rows: list[list[tuple[int, int, int, int]]] = []
         target, size = length, 0
@@ -271,9 +266,7 @@ class FullSentences(BaseFormat):
     separate: bool = False
     batch: Literal["rows", "tokens"] = "rows"
 
-    def plan(
-        self, corpus: Documents, documents: np.ndarray, rng: np.random.Generator, framing: Framing, length: int
-    ) -> Plan:
+    def plan(self, corpus: Documents, documents: np.ndarray, rng: Generator, framing: Framing, length: int) -> Plan:
         # Special tokens per piece, and per row.
         per_piece, per_row = (framing.single, 0) if self.separate else (1, 1)
         room = length - per_row
@@ -341,9 +334,7 @@ class Chunks(BaseFormat):
 
     kind: Literal["chunks"] = "chunks"
 
-    def plan(
-        self, corpus: Documents, documents: np.ndarray, rng: np.random.Generator, framing: Framing, length: int
-    ) -> Plan:
+    def plan(self, corpus: Documents, documents: np.ndarray, rng: Generator, framing: Framing, length: int) -> Plan:
         room = length - framing.single
         lengths = _lengths(corpus, documents)
         ends = np.cumsum(lengths)
@@ -368,9 +359,7 @@ class SingleDocuments(BaseFormat):
     overlong: Literal["crop", "split"] = "split"
     shortest: int = 1
 
-    def plan(
-        self, corpus: Documents, documents: np.ndarray, rng: np.random.Generator, framing: Framing, length: int
-    ) -> Plan:
+    def plan(self, corpus: Documents, documents: np.ndarray, rng: Generator, framing: Framing, length: int) -> Plan:
         room, lengths = length - framing.single, _lengths(corpus, documents)
         if self.overlong == "split":
             index, start, stop = _cut(lengths, room)
@@ -393,9 +382,7 @@ class PackedDocuments(BaseFormat):
 
     kind: Literal["packed_documents"] = "packed_documents"
 
-    def plan(
-        self, corpus: Documents, documents: np.ndarray, rng: np.random.Generator, framing: Framing, length: int
-    ) -> Plan:
+    def plan(self, corpus: Documents, documents: np.ndarray, rng: Generator, framing: Framing, length: int) -> Plan:
         index, start, stop = _cut(_lengths(corpus, documents), length - framing.single)
         row = _best_fit(stop - start + framing.single, length)
         order = np.argsort(row, kind="stable")
