@@ -297,7 +297,10 @@ class Encoder(nn.Module):
         if doc is not None and doc.device.type == "cpu" and not torch.compiler.is_exporting():
             doc = checked_documents(doc)
         remembered = _remembered(memory)
-        self._check_memory(memory)
+        if memory is not None and isinstance(self.config.position, (Absolute, Disentangled)):
+            raise ConfigError(
+                "memory needs positions relative to the row (relative_shift or shaw), not absolute or disentangled ones"
+            )
         masked, explicit = attention_mask is not None, positions
         if attention_mask is not None:
             doc = torch.where(attention_mask.bool(), 0, -1)
@@ -358,8 +361,7 @@ class Encoder(nn.Module):
         if self.config.conv_branch is not None:
             raise ConfigError("a query stream has no neighbours for a convolution; set encoder.conv to null")
         scope = states.scope.of_queries(at, visible, _remembered(memory))
-        x = queries
-        keyed: dict[int, Keyed | None] = dict(enumerate(states.keyed))
+        x, keyed = queries, dict(enumerate(states.keyed))
         scopes = self._of_layers(scope, noise, layers, self.depth + 1)
         for i, scope_of_layer in zip(layers, scopes, strict=True):
             source = keyed.get(i) or self._source(states.layers[i], memory, i)
@@ -428,12 +430,6 @@ class Encoder(nn.Module):
             x = self.norm(x)
         seeds = None if noise is None else noise.layer(self.depth)
         return kernels.dropout(x, self.config.output_dropout, seeds, stream)
-
-    def _check_memory(self, memory: Sequence[Tensor] | None) -> None:
-        if memory is not None and isinstance(self.config.position, (Absolute, Disentangled)):
-            raise ConfigError(
-                "memory needs positions relative to the row (relative_shift or shaw), not absolute or disentangled ones"
-            )
 
     def _asking(self, doc: Tensor | None, masked: bool) -> Tensor | None:
         """The document that each token belongs to as a query, (B, L).

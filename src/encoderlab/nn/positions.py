@@ -286,6 +286,7 @@ class DistanceTable(nn.Module):
         if isinstance(position, Shaw):
             slots = distance.clamp(-position.span, position.span) + position.span
             return Distances(None, slots, distance, None, length, keys)
+        assert isinstance(position, RelativeShift)
         limited = distance.clamp(-position.clamp, position.clamp) if position.clamp else distance
         rows = sinusoid(limited, self.width).to(dtype)
         shared = (self.u, self.v) if position.shared_biases else (None, None)

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from encoderlab.config import Bounded, Count
 from encoderlab.errors import ConfigError
 from encoderlab.nn import kernels
 from encoderlab.nn.feedforward import Activation, activation
+from encoderlab.nn.kernels.plain import shifted
 from encoderlab.nn.noise import STEM
 
 if TYPE_CHECKING:
@@ -57,13 +57,10 @@ class Stem(nn.Module):
 
         torch's own convolution cannot tell documents apart, and prepares itself again for every length.
         """
-        kernel, groups, length = self.config.kernel, self.config.groups, x.shape[1]
-        reach = (kernel - 1) // 2
-        padded = F.pad(x, (0, 0, reach, reach))
-        taps = [padded[:, tap : tap + length] for tap in range(kernel)]
+        kernel, groups = self.config.kernel, self.config.groups
+        taps = shifted(x, kernel)
         if doc is not None:
-            marks = F.pad(doc, (reach, reach), value=-2)
-            taps = [tap * (marks[:, place : place + length] == doc)[..., None] for place, tap in enumerate(taps)]
+            taps = [tap * (other == doc)[..., None] for tap, other in zip(taps, shifted(doc, kernel, -2), strict=True)]
         seen = torch.stack([tap.unflatten(-1, (groups, -1)) for tap in taps], dim=3)
         seen = seen.flatten(0, 1).flatten(2).transpose(0, 1)  # (groups, B L, kernel D / groups)
         weight = self.conv.weight.unflatten(0, (groups, -1)).permute(0, 3, 2, 1).flatten(1, 2)

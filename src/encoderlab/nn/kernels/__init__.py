@@ -14,25 +14,9 @@ from torch import Tensor
 
 from encoderlab.nn.kernels import build, cpu, plain
 from encoderlab.nn.kernels.functions import packed_heads
-from encoderlab.nn.kernels.memory import keep_memory
+from encoderlab.nn.kernels.memory import keep_memory as keep_memory
 from encoderlab.nn.kernels.operation import apply
-from encoderlab.nn.kernels.plain import Relative
-
-__all__ = [
-    "Relative",
-    "attend",
-    "attend_packed",
-    "depthwise",
-    "dropout",
-    "dropout_add_norm",
-    "dropout_add_then_norm",
-    "dynamic_convolution",
-    "feed_forward",
-    "gelu",
-    "keep_memory",
-    "linear_cross_entropy",
-    "mixed_attention",
-]
+from encoderlab.nn.kernels.plain import Relative as Relative
 
 
 def _kernels(x: Tensor, *others: Tensor | None) -> Any:
@@ -165,19 +149,15 @@ def attend(
     _check_seeds(seeds, q.shape[0])
     fast = _kernels(q, k, v)
     if fast is None or (relative is not None and bias is not None):
-        return plain.attend(
-            q,
-            k,
-            v,
-            bias=bias,
-            visible=visible,
-            scale=scale,
-            p=p,
-            seeds=seeds,
-            site=site,
-            relative=relative,
-            reach=reach,
-        )
+        how: dict[str, Any] = {
+            "scale": scale,
+            "p": p,
+            "seeds": seeds,
+            "site": site,
+            "relative": relative,
+            "reach": reach,
+        }
+        return plain.attend(q, k, v, bias=bias, visible=visible, **how)
     if fast is cpu:
         return cpu.attention.attend(q, k, v, bias, visible, seeds, scale, p, site, relative, reach)
     visible = plain.within_reach(visible, q.shape[2], k.shape[2], reach, q.device)

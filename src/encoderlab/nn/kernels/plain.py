@@ -361,7 +361,7 @@ def depthwise(x: Tensor, weight: Tensor, doc: Tensor | None = None) -> Tensor:
     """
     inside = None if doc is None else _inside(doc, weight.shape[1])
     out = torch.zeros_like(x)
-    for tap, moved in enumerate(_shifted(x, weight.shape[1])):
+    for tap, moved in enumerate(shifted(x, weight.shape[1])):
         out = out + (moved if inside is None else moved * inside[..., tap, None]) * weight[:, tap]
     return out
 
@@ -380,18 +380,18 @@ def dynamic_convolution(x: Tensor, logits: Tensor, heads: int, doc: Tensor | Non
 def convolve(x: Tensor, kernels: Tensor) -> Tensor:
     """``out[b, t, h] = sum_j kernels[b, t, h, j] x[b, t + j - J // 2, h]``: x (B, L, H, K), kernels (B, L, H, J)."""
     out = torch.zeros_like(x)
-    for tap, moved in enumerate(_shifted(x, kernels.shape[-1])):
+    for tap, moved in enumerate(shifted(x, kernels.shape[-1])):
         out = out + kernels[..., tap, None] * moved
     return out
 
 
 def _inside(doc: Tensor, taps: int) -> Tensor:
     """Which taps of which token fall on its own document: (B, L) -> (B, L, taps) bool."""
-    same = [moved == doc for moved in _shifted(doc, taps, outside=-2)]
+    same = [moved == doc for moved in shifted(doc, taps, outside=-2)]
     return torch.stack(same, dim=-1) & (doc >= 0)[..., None]
 
 
-def _shifted(x: Tensor, taps: int, outside: int = 0) -> list[Tensor]:
+def shifted(x: Tensor, taps: int, outside: int = 0) -> list[Tensor]:
     """The views of ``x`` (B, L, ...) shifted by -taps // 2 .. taps // 2; ``outside`` is the value beyond the row."""
     padded = F.pad(x, (0, 0) * (x.ndim - 2) + (taps // 2, taps // 2), value=outside)
     return [padded[:, tap : tap + x.shape[1]] for tap in range(taps)]
