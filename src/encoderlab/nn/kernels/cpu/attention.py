@@ -27,7 +27,7 @@ def strides(x: Tensor | None) -> tuple[int, ...]:
     return 0 if a == 1 else i, 0 if b == 1 else j, 0 if c == 1 else k
 
 
-class Terms(NamedTuple):
+class PositionTerms(NamedTuple):
     """What only attention with relative or rotary positions has, as the kernels read it.
 
     Rows (S, P, H, K) are contiguous in the precision of q, segment (B, H, L, 2) is float32, contiguous and scaled,
@@ -66,7 +66,7 @@ def attention_arguments(
     v: Tensor,
     out: Tensor,
     bias: Tensor | None,
-    terms: Terms,
+    terms: PositionTerms,
     visible: Tensor | None,
     seeds: Tensor | None,
     scale: float,
@@ -100,7 +100,7 @@ HOW = "float scale, float p, int site, int reach"
 @operation(attend_shapes, f"({INPUTS}, {HOW}) -> (Tensor, Tensor)")
 def attend_forward(q, k, v, bias, *rest):
     """The attended values (B, H, L, V), and the log of each row's softmax denominator (B, H, L)."""
-    terms, (visible, seeds, *how) = Terms(*rest[:7]), rest[7:]
+    terms, (visible, seeds, *how) = PositionTerms(*rest[:7]), rest[7:]
     out, normalisers = attend_shapes(q, k, v)
     at = attention_arguments(q, k, v, out, bias, terms, visible, seeds, *how)
     call("attend", half(q), at, q, k, v, bias, visible, seeds, terms.pointers(), out, normalisers)
@@ -128,10 +128,10 @@ def attend_backward(grad, q, k, v, bias, *rest):
 
     Gradients of rows and segment are float32; those of absent tensors are empty.
     """
-    terms, (visible, seeds, normalisers, *how) = Terms(*rest[:7]), rest[7:]
+    terms, (visible, seeds, normalisers, *how) = PositionTerms(*rest[:7]), rest[7:]
     grads = _attend_backward_shapes(grad, q, k, v, bias, *terms)
     dq, dk, dv, dbias, dquery_rows, dkey_rows, dposition_query, dsegment = grads
-    to_terms = Terms(position_query=None if terms.position_query is None else dposition_query)
+    to_terms = PositionTerms(position_query=None if terms.position_query is None else dposition_query)
     at = attention_arguments(q, k, v, grad, bias, terms, visible, seeds, *how)
     to = attention_arguments(dq, dk, dv, grad, None, to_terms, None, None, *how)
     pointers = terms.pointers(dquery_rows, dkey_rows, dsegment, dposition_query)
@@ -150,9 +150,9 @@ Attend = attend_function(attend_forward, attend_backward, how=4, keep_out=False)
 def attend_packed_backward(grad, qkv, rotation, visible, seeds, normalisers, *how):
     """The gradient of qkv (3, B, H, L, K), with its strides."""
     dqkv = torch.empty_like(qkv)
-    (q, k, v), (dq, dk, dv), terms = qkv.unbind(), dqkv.unbind(), Terms(rotation=rotation)
+    (q, k, v), (dq, dk, dv), terms = qkv.unbind(), dqkv.unbind(), PositionTerms(rotation=rotation)
     at = attention_arguments(q, k, v, grad, None, terms, visible, seeds, *how)
-    to = attention_arguments(dq, dk, dv, grad, None, Terms(), None, None, *how)
+    to = attention_arguments(dq, dk, dv, grad, None, PositionTerms(), None, None, *how)
     inputs = (grad, q, k, v, None, visible, seeds, normalisers, terms.pointers())
     call("attend_backward", half(qkv), at, to, *inputs, dq, dk, dv, None)
     return dqkv
@@ -166,7 +166,7 @@ class AttendPacked(Function):
         ctx: Any, qkv: Tensor, rotation: Tensor | None, visible: Tensor | None, seeds: Tensor | None, *how: Any
     ) -> Tensor:
         """``how`` is scale, p, site, reach."""
-        out, normalisers = attend_forward(*qkv.unbind(), None, *Terms(rotation=rotation), visible, seeds, *how)
+        out, normalisers = attend_forward(*qkv.unbind(), None, *PositionTerms(rotation=rotation), visible, seeds, *how)
         ctx.save_for_backward(qkv, rotation, visible, seeds, normalisers)
         ctx.how = how
         return out
@@ -177,13 +177,13 @@ class AttendPacked(Function):
         return attend_packed_backward(dense(grad), *ctx.saved_tensors, *ctx.how), *[None] * 7
 
 
-def terms_of(relative: Relative, q: Tensor, k: Tensor, scale: float) -> Terms:
+def terms_of(relative: Relative, q: Tensor, k: Tensor, scale: float) -> PositionTerms:
     """``relative`` as the kernels read it."""
 
     def rows(x: Tensor | None) -> Tensor | None:
         return None if x is None else (x if x.dim() == 4 else x[None]).to(q.dtype).contiguous()
 
-    return Terms(
+    return PositionTerms(
         query_rows=rows(relative.query_rows),
         key_rows=rows(relative.key_rows),
         position_query=None if relative.position_query is None else dense(relative.position_query.to(q.dtype)),
@@ -229,7 +229,7 @@ def attend(
     if relative is not None:
         visible, reach = within_reach(visible, q.shape[2], k.shape[2], reach, q.device), None
     q, k, v, visible = dense(q), dense(k), dense(v), full_rows(visible, q, k)
-    terms = Terms() if relative is None else terms_of(relative, q, k, scale)
+    terms = PositionTerms() if relative is None else terms_of(relative, q, k, scale)
     if bias is not None:
         bias = full_rows(bias.to(q.dtype), q, k)
     return apply(Attend, q, k, v, bias, *terms, visible, seeds, scale, p, site, -1 if reach is None else reach)

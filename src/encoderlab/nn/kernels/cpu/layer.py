@@ -7,7 +7,7 @@ import struct
 import torch
 from torch import Tensor
 
-from encoderlab.nn.kernels.cpu.attention import Terms, strides, terms_of
+from encoderlab.nn.kernels.cpu.attention import PositionTerms, strides, terms_of
 from encoderlab.nn.kernels.cpu.native import call
 from encoderlab.nn.kernels.functions import dense
 from encoderlab.nn.kernels.plain import Relative
@@ -47,7 +47,7 @@ def predict_layer(
         if visible.dim() != 4 or visible.shape[2:] != (length, length):
             raise ValueError(f"a mask {tuple(visible.shape)} does not fit rows of {length} tokens")
         visible = dense(visible)
-    terms = Terms() if relative is None else terms_of(relative, x[:, None], x, scale)
+    terms = PositionTerms() if relative is None else terms_of(relative, x[:, None], x, scale)
     if rotation is not None:
         terms = terms._replace(rotation=rotation.float().contiguous())
     positions = next((rows.shape[1] for rows in terms[:2] if rows is not None), 0)

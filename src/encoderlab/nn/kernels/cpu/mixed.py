@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from encoderlab.nn.kernels.cpu.attention import Terms, attend_packed_backward, attention_arguments
+from encoderlab.nn.kernels.cpu.attention import PositionTerms, attend_packed_backward, attention_arguments
 from encoderlab.nn.kernels.cpu.convolution import convolve, dynamic_backward
 from encoderlab.nn.kernels.cpu.native import call, half
 from encoderlab.nn.kernels.operation import operation
@@ -48,7 +48,7 @@ def mixed(qkv, value, logits, visible, doc, seeds, *how):
     attended, convolved = out.chunk(2, dim=-1)
     q, k, v = qkv.unbind()
     heads = q.shape[1]
-    at = attention_arguments(q, k, v, _split(attended, heads), None, Terms(), visible, seeds, *how)
+    at = attention_arguments(q, k, v, _split(attended, heads), None, PositionTerms(), visible, seeds, *how)
     call("attend", half(q), at, q, k, v, None, visible, seeds, None, attended, normalisers)
     convolve(value, logits, doc, heads, convolved, softmax)
     return out, normalisers, softmax

@@ -22,7 +22,7 @@ PART = 512  # words in a tile where a program may take some columns of a positio
 WARPS = 1536  # that make partial sums: 12 per multiprocessor of an H100, the most that the registers allow
 
 
-class Work(NamedTuple):
+class Launch(NamedTuple):
     """How the work on a tensor x (B, ..., D) is divided among programs."""
 
     number: int  # number of positions
@@ -32,14 +32,14 @@ class Work(NamedTuple):
     tile: dict[str, int]  # size of one program
 
 
-def work_on(x: Tensor, most: int | None = None) -> Work:
+def launch_for(x: Tensor, most: int | None = None) -> Launch:
     """Divide x into programs of one whole position each, or of at most ``most`` words of one."""
     batch, width = x.shape[0], x.shape[-1]
     size = 16 * triton.next_power_of_2(triton.cdiv(width, 32))
     size = size if most is None else min(size, most)
     number = x.numel() // width
     warps = min(16, max(1, size // 256))  # 16 elements for each thread
-    return Work(number, number // batch, width, triton.cdiv(width, 2 * size), {"WORDS": size, "num_warps": warps})
+    return Launch(number, number // batch, width, triton.cdiv(width, 2 * size), {"WORDS": size, "num_warps": warps})
 
 
 class ColumnMask(NamedTuple):
@@ -111,9 +111,9 @@ def dropout_kernel(x, out, seeds, length, width, site, threshold, scale, WORDS: 
 
 @operation(lambda x, seeds, site, p: torch.empty_like(x), space=GPU)
 def dropout(x: Tensor, seeds: Tensor, site: int, p: float) -> Tensor:
-    out, work = torch.empty_like(x), work_on(x, PART)
-    grid = (work.number * work.parts,)
-    dropout_kernel[grid](x, out, seeds, work.length, work.width, site, *scaling(seeds, p), **work.tile)
+    out, launch = torch.empty_like(x), launch_for(x, PART)
+    grid = (launch.number * launch.parts,)
+    dropout_kernel[grid](x, out, seeds, launch.length, launch.width, site, *scaling(seeds, p), **launch.tile)
     return out
 
 
@@ -187,10 +187,10 @@ def add_norm_backward_kernel(
 @operation(functions.add_norm_shapes, functions.ADD_NORM, space=GPU)
 def add_norm(x, x_bias, residual, weight, bias, seeds, site, p, eps, center):
     out, statistics = functions.add_norm_shapes(x)
-    work = work_on(x)
-    add_norm_kernel[(work.number,)](
-        x, x_bias, residual, weight, bias, out, statistics, seeds, work.length, work.width, site,
-        *scaling(seeds, p), eps, CENTER=center, **work.tile,
+    launch = launch_for(x)
+    add_norm_kernel[(launch.number,)](
+        x, x_bias, residual, weight, bias, out, statistics, seeds, launch.length, launch.width, site,
+        *scaling(seeds, p), eps, CENTER=center, **launch.tile,
     )  # fmt: skip
     return out, statistics
 
@@ -198,12 +198,12 @@ def add_norm(x, x_bias, residual, weight, bias, seeds, site, p, eps, center):
 @operation(functions.add_norm_backward_shapes, functions.ADD_NORM_BACKWARD, space=GPU)
 def add_norm_backward(grad, x, x_bias, residual, weight, statistics, seeds, site, p, center):
     dx, dresidual, _ = functions.add_norm_backward_shapes(grad, x, x_bias, residual)
-    work = work_on(x)
-    programs = min(work.number, WARPS // work.tile["num_warps"])
-    partial = x.new_empty(programs, 3, work.width, dtype=torch.float32)
+    launch = launch_for(x)
+    programs = min(launch.number, WARPS // launch.tile["num_warps"])
+    partial = x.new_empty(programs, 3, launch.width, dtype=torch.float32)
     add_norm_backward_kernel[(programs,)](
-        grad, x, x_bias, residual, weight, statistics, dx, dresidual, partial, seeds, work.length, work.width, site,
-        *scaling(seeds, p), work.number, CENTER=center, **work.tile,
+        grad, x, x_bias, residual, weight, statistics, dx, dresidual, partial, seeds, launch.length, launch.width, site,
+        *scaling(seeds, p), launch.number, CENTER=center, **launch.tile,
     )  # fmt: skip
     return dx, dresidual, partial.sum(0)
 
@@ -300,21 +300,31 @@ def gelu_backward_kernel(
 def gelu(x: Tensor, bias: Tensor | None, gated: bool, tanh: bool, seeds: Tensor | None, site: int, p: float) -> Tensor:
     """dropout(gelu(x + bias)); ``gated``: dropout of gelu of the first half times the second half."""
     out = functions.gelu_shapes(x, bias, gated)
-    work = work_on(out, PART)
-    gelu_kernel[(work.number * work.parts,)](
-        x, bias, out, seeds, work.length, work.width, site, *scaling(seeds, p), GATED=gated, TANH=tanh, **work.tile
+    launch = launch_for(out, PART)
+    gelu_kernel[(launch.number * launch.parts,)](
+        x,
+        bias,
+        out,
+        seeds,
+        launch.length,
+        launch.width,
+        site,
+        *scaling(seeds, p),
+        GATED=gated,
+        TANH=tanh,
+        **launch.tile,
     )
     return out
 
 
 @operation(functions.gelu_backward_shapes, functions.GELU_BACKWARD, space=GPU)
 def gelu_backward_(grad, x, bias, out, gated, tanh, seeds, site, p):
-    work = work_on(grad, PART)
-    programs = min(work.number, max(1, WARPS // (work.parts * work.tile["num_warps"])))
+    launch = launch_for(grad, PART)
+    programs = min(launch.number, max(1, WARPS // (launch.parts * launch.tile["num_warps"])))
     partial = x.new_empty(programs, 0 if bias is None else x.shape[-1], dtype=torch.float32)
-    gelu_backward_kernel[(programs * work.parts,)](
-        grad, x, bias, out, partial, seeds, work.length, work.width, site, *scaling(seeds, p), work.number,
-        GATED=gated, TANH=tanh, **work.tile,
+    gelu_backward_kernel[(programs * launch.parts,)](
+        grad, x, bias, out, partial, seeds, launch.length, launch.width, site, *scaling(seeds, p), launch.number,
+        GATED=gated, TANH=tanh, **launch.tile,
     )  # fmt: skip
     return partial.sum(0)
 
