@@ -302,18 +302,9 @@ def gelu(x: Tensor, bias: Tensor | None, gated: bool, tanh: bool, seeds: Tensor 
     out = functions.gelu_shapes(x, bias, gated)
     launch = launch_for(out, PART)
     gelu_kernel[(launch.number * launch.parts,)](
-        x,
-        bias,
-        out,
-        seeds,
-        launch.length,
-        launch.width,
-        site,
-        *scaling(seeds, p),
-        GATED=gated,
-        TANH=tanh,
+        x, bias, out, seeds, launch.length, launch.width, site, *scaling(seeds, p), GATED=gated, TANH=tanh,
         **launch.tile,
-    )
+    )  # fmt: skip
     return out
 
 
