@@ -11,6 +11,7 @@ other head widths for head ratios other than 2 and cannot express the one-head g
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from encoderlab.models.base import Family, ModelConfig, resized
 from encoderlab.nn.architecture import EncoderConfig
@@ -66,28 +67,13 @@ SIZES = {
     "convbert-base": convbert(layers=12, width=768, heads=12, ff_width=3072, embed_width=768),
 }
 
-
-def _generator(
-    layers: int, width: int, heads: int, embed_width: int, groups: int = 1, masked: bool = False
-) -> ModelConfig:
-    return convbert(
-        layers=layers,
-        width=width,
-        heads=heads,
-        ff_width=4 * width,
-        embed_width=embed_width,
-        groups=groups,
-        generator=True,
-        mask_padding=masked,
-    )
-
-
+generator = partial(convbert, generator=True)
 GENERATORS = {
-    "convbert-tiny": _generator(2, 64, 1, 64, masked=True),
-    "convbert-mini": _generator(4, 64, 1, 128, masked=True),
-    "convbert-small": _generator(12, 64, 1, 128),
-    "convbert-medium-small": _generator(12, 96, 2, 128, groups=2),
-    "convbert-base": _generator(12, 256, 4, 768),
+    "convbert-tiny": generator(layers=2, width=64, heads=1, ff_width=256, embed_width=64, mask_padding=True),
+    "convbert-mini": generator(layers=4, width=64, heads=1, ff_width=256, embed_width=128, mask_padding=True),
+    "convbert-small": generator(layers=12, width=64, heads=1, ff_width=256, embed_width=128),
+    "convbert-medium-small": generator(layers=12, width=96, heads=2, ff_width=384, embed_width=128, groups=2),
+    "convbert-base": generator(layers=12, width=256, heads=4, ff_width=1024, embed_width=768),
 }
 
 FAMILY = Family(
