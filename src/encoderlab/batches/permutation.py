@@ -13,7 +13,6 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol
 
 import numpy as np
 
@@ -74,13 +73,6 @@ class Permuted:
     key_rank: np.ndarray  # (n,) int32
 
 
-class Draws(Protocol):
-    """The methods of :class:`numpy.random.Generator` that are used here."""
-
-    def random(self) -> float: ...
-    def integers(self, high: int, /) -> int: ...
-
-
 def permute(row: Row, targets: Targets, reuse: int, rng: np.random.Generator) -> Permuted:
     """Targets and order of a row whose first ``reuse`` tokens are a separate part; takes about 100 microseconds.
 
@@ -98,7 +90,7 @@ def permute(row: Row, targets: Targets, reuse: int, rng: np.random.Generator) ->
 
 
 def sample_spans(
-    word_starts: np.ndarray, quota: int, targets: Targets, rng: Draws, *, backwards: bool = False
+    word_starts: np.ndarray, quota: int, targets: Targets, rng: np.random.Generator, *, backwards: bool = False
 ) -> np.ndarray:
     """Exactly ``quota`` positions, (n,) bool.
 
