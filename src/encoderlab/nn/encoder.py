@@ -28,7 +28,6 @@ from encoderlab.nn.positions import (
     Absolute,
     Disentangled,
     DisentangledTerm,
-    Distances,
     DistanceTable,
     RelativeShift,
     Rotary,
@@ -310,13 +309,18 @@ class Encoder(nn.Module):
         by_document = visible_by_document(doc, asking, visible, remembered)
         if masked and by_document is not None and isinstance(self.config.position, RelativeShift):
             by_document = with_itself(by_document, remembered)
-        rotation, nearby = self._rotations(remembered, ids.shape[1], explicit, x.device)
+        length, position, distances = ids.shape[1], self.config.position, None
+        if self.distances is not None:
+            keys, causal = length + remembered, self.config.causal
+            distances = self.distances(length, keys, causal=causal, device=x.device, dtype=x.dtype)
+        reads_segments = isinstance(position, RelativeShift) and position.segments
+        rotation, nearby = self._rotations(remembered, length, explicit, x.device)
         scope = Scope(
             doc=doc,
             positions=positions,
             visible=self._mask(by_document, x, remembered, window),
-            distances=self._distance_table(x, remembered),
-            different=self._different(segments, remembered),
+            distances=distances,
+            different=different_segments(segments, remembered) if reads_segments and segments is not None else None,
             reverse=reverse,
             keep_keyed=keep_keyed,
             remembered=remembered,
@@ -476,17 +480,6 @@ class Encoder(nn.Module):
         near = visible_by_distance(x.shape[1], remembered, causal=self.config.causal, window=window, device=x.device)
         mask = by_document if near is None else near if by_document is None else by_document & near
         return None if mask is None else mask[:, None]
-
-    def _distance_table(self, x: Tensor, remembered: int) -> Distances | None:
-        if self.distances is None:
-            return None
-        length = x.shape[1]
-        return self.distances(length, length + remembered, causal=self.config.causal, device=x.device, dtype=x.dtype)
-
-    def _different(self, segments: Tensor | None, remembered: int) -> Tensor | None:
-        position = self.config.position
-        reads_segments = isinstance(position, RelativeShift) and position.segments
-        return different_segments(segments, remembered) if reads_segments and segments is not None else None
 
     def _rotations(
         self, remembered: int, length: int, positions: Tensor | None, device: torch.device
