@@ -44,9 +44,13 @@ def _as_products(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
 
 
-def _check_seeds(seeds: Tensor | None, rows: int) -> None:
-    if seeds is not None and seeds.shape[0] != rows:
+def _checked(seeds: Tensor | None, p: float, rows: int) -> Tensor | None:
+    """The seeds, one per row; None where nothing is dropped."""
+    if seeds is None or p <= 0.0:
+        return None
+    if seeds.shape[0] != rows:
         raise ValueError(f"dropout got {seeds.shape[0]} seeds for {rows} rows; give one seed per row of the batch")
+    return seeds
 
 
 def dropout(x: Tensor, p: float, seeds: Tensor | None, site: int) -> Tensor:
@@ -54,9 +58,8 @@ def dropout(x: Tensor, p: float, seeds: Tensor | None, site: int) -> Tensor:
 
     ``seeds`` (B,) int64 and ``site`` determine the mask, see :mod:`encoderlab.nn.noise`; seeds None: no dropout.
     """
-    if seeds is None or p == 0.0:
+    if (seeds := _checked(seeds, p, x.shape[0])) is None:
         return x
-    _check_seeds(seeds, x.shape[0])
     fast = _kernels(x)
     if fast is None:
         return plain.dropout(x, p, seeds, site)
@@ -81,8 +84,7 @@ def dropout_add_norm(
     The norm is LayerNorm if ``center``, else RMSNorm. A kernel's result has the precision of x, even where the
     residual's is wider (under autocast, the embeddings).
     """
-    seeds = seeds if p > 0.0 else None
-    _check_seeds(seeds, x.shape[0])
+    seeds = _checked(seeds, p, x.shape[0])
     fast = _kernels(x)
     if fast is None:
         return plain.dropout_add_norm(x, residual, weight, bias, eps, p, seeds, site, x_bias=x_bias, center=center)
@@ -109,8 +111,7 @@ def dropout_add_then_norm(
     The kernel exists on CPUs only: its sum has the precision of the residual, its norm the precision of matrix
     products.
     """
-    seeds = seeds if p > 0.0 and x is not None else None
-    _check_seeds(seeds, residual.shape[0])
+    seeds = _checked(None if x is None else seeds, p, residual.shape[0])
     (product,) = _as_products(residual[:0])
     fits = product.dtype in (residual.dtype, torch.bfloat16)
     if _kernels(residual) is not cpu or not fits or (x is not None and x.dtype != product.dtype):
@@ -145,8 +146,7 @@ def attend(
     Raises:
         ValueError: a bias or mask that does not broadcast to (B, H, L, M), or another number of seeds than rows.
     """
-    seeds = seeds if p > 0.0 else None
-    _check_seeds(seeds, q.shape[0])
+    seeds = _checked(seeds, p, q.shape[0])
     fast = _kernels(q, k, v)
     if fast is None or (relative is not None and bias is not None):
         how: dict[str, Any] = {
@@ -181,8 +181,7 @@ def attend_packed(
     ``reach`` as in :func:`attend`; ``rotation`` (L, K) turns queries and keys, see :func:`plain.rotate`. A kernel
     writes the gradient of qkv in place instead of concatenating three.
     """
-    seeds = seeds if p > 0.0 else None
-    _check_seeds(seeds, qkv.shape[0])
+    seeds = _checked(seeds, p, qkv.shape[0])
     fast = _kernels(qkv)
     how: dict[str, Any] = {"visible": visible, "scale": scale, "p": p, "seeds": seeds, "site": site, "reach": reach}
     if fast is None:
@@ -216,8 +215,7 @@ def feed_forward(
     bias. A kernel keeps one tensor of width F for the backward pass instead of two or three; the backward pass computes
     activations and masks again.
     """
-    seeds = seeds if p > 0.0 else None
-    _check_seeds(seeds, x.shape[0])
+    seeds = _checked(seeds, p, x.shape[0])
     x, up, down = _as_products(x, up, down)
     fast = _kernels(x, up, down)
     if fast is None:
@@ -312,8 +310,7 @@ def mixed_attention(
     First :func:`attend_packed` of qkv (B, L, 3 A), then :func:`dynamic_convolution` of value (B, L, A) with logits
     (span * queries) weight^T + bias, from span (B, L, A), weight (H J, A), bias (H J,).
     """
-    seeds = seeds if p > 0.0 else None
-    _check_seeds(seeds, qkv.shape[0])
+    seeds = _checked(seeds, p, qkv.shape[0])
     span, weight = _as_products(span, weight)
     fast = _kernels(qkv, value, span, weight)
     if fast is cpu and len(weight) <= heads * cpu.convolution.MOST_TAPS:

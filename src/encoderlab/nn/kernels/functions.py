@@ -55,7 +55,7 @@ def attend_shapes(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Ten
 
 
 def attend_function(
-    attend: Callable[..., tuple[Tensor, Tensor]], backward: Callable[..., tuple[Tensor, ...]], how: int, keep_out: bool
+    attend: Callable[..., tuple[Tensor, Tensor]], backward: Callable[..., Any], how: int, keep_out: bool
 ) -> type[Function]:
     """Attention with the arguments of ``attend``, whose last ``how`` are numbers.
 
@@ -75,6 +75,7 @@ def attend_function(
         def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
             inputs = ctx.saved_tensors
             grads = backward(dense(grad), *inputs, *ctx.how)
+            grads = (grads,) if isinstance(grads, Tensor) else grads
             fitting = [
                 None if x is None else (g if g.shape == x.shape else g.sum_to_size(x.shape)).to(x.dtype)
                 for g, x in zip(grads, inputs, strict=False)

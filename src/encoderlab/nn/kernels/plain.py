@@ -1,5 +1,7 @@
 """Plain versions of all kernels, in torch operations: they run on any device and in any precision.
 
+Arguments, shapes and formulas are those of :mod:`encoderlab.nn.kernels`, which calls the twins where it must.
+
 They run where a device has no kernels (no compiler, another accelerator) and in double precision, and tests compare the
 kernels with them. ``seeds`` (B,) int64 are the row seeds of :mod:`encoderlab.nn.noise`; None switches dropout off.
 """
@@ -17,7 +19,7 @@ from encoderlab.nn import noise
 
 
 def dropout(x: Tensor, p: float, seeds: Tensor | None, site: int) -> Tensor:
-    """x (B, ..., D) with elements set to 0 at rate p and the others divided by 1 - p."""
+    """As :func:`encoderlab.nn.kernels.dropout`."""
     if seeds is None or p == 0.0:
         return x
     return torch.where(noise.kept(seeds, site, tuple(x.shape), p), x * (1.0 / (1.0 - p)), 0.0)
@@ -36,10 +38,7 @@ def dropout_add_norm(
     x_bias: Tensor | None = None,
     center: bool = True,
 ) -> Tensor:
-    """norm(residual + dropout(x + x_bias)) over the last axis; x, residual (B, ..., D), the others (D,).
-
-    The norm is LayerNorm if ``center``, else RMSNorm.
-    """
+    """As :func:`encoderlab.nn.kernels.dropout_add_norm`."""
     if x_bias is not None:
         x = x + x_bias
     dropped = dropout(x, p, seeds, site)
@@ -59,7 +58,7 @@ def dropout_add_then_norm(
     x_bias: Tensor | None = None,
     center: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """residual + dropout(x + x_bias), and its norm; x None means the residual and its norm."""
+    """As :func:`encoderlab.nn.kernels.dropout_add_then_norm`."""
     if x is not None:
         residual = residual + dropout(x if x_bias is None else x + x_bias, p, seeds, site)
     return residual, norm(residual, weight, bias, eps, center)
@@ -197,11 +196,7 @@ def attend(
     relative: Relative | None = None,
     reach: int | None = None,
 ) -> Tensor:
-    """softmax(scale q k^T + bias, over what is visible) v; dropout on the probabilities (Vaswani et al. 2017, 3.2.1).
-
-    q (B, H, L, K), k (B, H, M, K), v (B, H, M, V) -> (B, H, L, V); bias and bool visible broadcast to (B, H, L, M). The
-    queries are the last L of the M keys; ``reach`` hides keys further than that from a query.
-    """
+    """As :func:`encoderlab.nn.kernels.attend`."""
     visible = within_reach(visible, q.shape[2], k.shape[2], reach, q.device)
     if relative is not None:
         positions = relative_bias(q, k, relative, scale)
@@ -235,10 +230,7 @@ def attend_packed(
     reach: int | None = None,
     rotation: Tensor | None = None,
 ) -> Tensor:
-    """Self-attention from one product with queries, keys and values: qkv (B, L, 3 A) -> (B, L, A).
-
-    ``reach`` as in :func:`attend`; ``rotation`` (L, K) turns queries and keys, see :func:`rotate`.
-    """
+    """As :func:`encoderlab.nn.kernels.attend_packed`."""
     q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in qkv.chunk(3, dim=-1))
     if rotation is not None:
         q, k = rotate(q, rotation), rotate(k, rotation)
@@ -280,10 +272,7 @@ def feed_forward(
     seeds: Tensor | None = None,
     site: int = 0,
 ) -> Tensor:
-    """dropout(gelu(x up^T + up_bias)) down^T: (B, ..., D), (F, D), (F,), (D, F) -> (B, ..., D), no second bias.
-
-    ``gated``: up (2 F, D), up_bias (2 F,); the activated first half of the product is multiplied with the second half.
-    """
+    """As :func:`encoderlab.nn.kernels.feed_forward`."""
     inner = F.linear(x, up) if up_bias is None else F.linear(x, up) + up_bias
     inner, gate = inner.chunk(2, dim=-1) if gated else (inner, None)
     inner = F.gelu(inner, approximate="tanh" if tanh else "none")
@@ -299,12 +288,7 @@ def linear_cross_entropy(
     uniforms: Tensor | None = None,
     z_loss: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Cross entropy of softmax(x weight^T + bias): sum of the losses in nats, number of hits, samples.
-
-    x (S, D), weight (V, D), bias (V,), labels (S,) int64. ``uniforms`` (S,) float64 in [0, 1) draw one class per row
-    from the softmax by inverting its cumulative distribution, without gradient: samples (S,) int64; without
-    ``uniforms`` None. The gradient, not the sum, has ``z_loss`` log(Z)^2 in it, with the softmax's denominator Z.
-    """
+    """As :func:`encoderlab.nn.kernels.linear_cross_entropy`."""
     logits = F.linear(x, weight, None if bias is None else bias.to(x.dtype))
     logits = logits if logits.dtype == torch.float64 else logits.float()
     loss = F.cross_entropy(logits, labels, reduction="sum")
@@ -355,10 +339,7 @@ def int8_product(values: Tensor, scales: Tensor, weight: Tensor, weight_scales: 
 
 
 def depthwise(x: Tensor, weight: Tensor, doc: Tensor | None = None) -> Tensor:
-    """``out[b, t, c] = sum_j weight[c, j] x[b, t + j - J // 2, c]``: (B, L, C), (C, J) -> (B, L, C).
-
-    Taps outside the row read zero; with ``doc`` (B, L) so do taps on another document or on padding (``doc`` < 0).
-    """
+    """As :func:`encoderlab.nn.kernels.depthwise`."""
     inside = None if doc is None else _inside(doc, weight.shape[1])
     out = torch.zeros_like(x)
     for tap, moved in enumerate(shifted(x, weight.shape[1])):
@@ -367,10 +348,7 @@ def depthwise(x: Tensor, weight: Tensor, doc: Tensor | None = None) -> Tensor:
 
 
 def dynamic_convolution(x: Tensor, logits: Tensor, heads: int, doc: Tensor | None = None) -> Tensor:
-    """``out[b, t, h] = sum_j softmax(logits[b, t, h])_j x[b, t + j - J // 2, h]``: x (B, L, H K), logits (B, L, H J).
-
-    Taps outside the row or document (see :func:`depthwise`) read zero, but count in the softmax.
-    """
+    """As :func:`encoderlab.nn.kernels.dynamic_convolution`."""
     kernels = logits.unflatten(-1, (heads, -1)).softmax(-1)
     if doc is not None:
         kernels = kernels * _inside(doc, kernels.shape[-1])[:, :, None]

@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from encoderlab.nn.kernels.cpu.native import SMALL, call, half
 from encoderlab.nn.kernels.functions import attend_function, attend_shapes, dense, heads_last, packed_heads
@@ -158,23 +156,12 @@ def attend_packed_backward(grad, qkv, rotation, visible, seeds, normalisers, *ho
     return dqkv
 
 
-class AttendPacked(Function):
+def attend_packed_forward(qkv, rotation, visible, seeds, *how):
     """Self-attention of qkv (3, B, H, L, K), a view of one product; the gradient is written without concatenation."""
+    return attend_forward(*qkv.unbind(), None, *PositionTerms(rotation=rotation), visible, seeds, *how)
 
-    @staticmethod
-    def forward(
-        ctx: Any, qkv: Tensor, rotation: Tensor | None, visible: Tensor | None, seeds: Tensor | None, *how: Any
-    ) -> Tensor:
-        """``how`` is scale, p, site, reach."""
-        out, normalisers = attend_forward(*qkv.unbind(), None, *PositionTerms(rotation=rotation), visible, seeds, *how)
-        ctx.save_for_backward(qkv, rotation, visible, seeds, normalisers)
-        ctx.how = how
-        return out
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return attend_packed_backward(dense(grad), *ctx.saved_tensors, *ctx.how), *[None] * 7
+AttendPacked = attend_function(attend_packed_forward, attend_packed_backward, how=4, keep_out=False)
 
 
 def terms_of(relative: Relative, q: Tensor, k: Tensor, scale: float) -> PositionTerms:

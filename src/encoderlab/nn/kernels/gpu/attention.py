@@ -22,8 +22,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from encoderlab.nn.kernels import plain
 from encoderlab.nn.kernels.functions import attend_function, attend_shapes, dense, heads_last, packed_heads
@@ -408,22 +406,12 @@ def attend_packed_backward(dout, qkv, visible, seeds, out, log_sum, scale, p, si
     return dqkv
 
 
-class AttendPacked(Function):
+def attend_packed_forward(qkv, visible, seeds, *how):
     """Self-attention of qkv (3, B, H, L, K), a view of one product; the gradient is written without concatenation."""
+    return attend_forward(*qkv.unbind(), *[None] * 5, visible, seeds, *how)
 
-    @staticmethod
-    def forward(
-        ctx: Any, qkv: Tensor, visible: Tensor | None, seeds: Tensor | None, scale: float, p: float, site: int
-    ) -> Tensor:
-        out, log_sum = attend_forward(*qkv.unbind(), *[None] * 5, visible, seeds, scale, p, site)
-        ctx.save_for_backward(qkv, visible, seeds, out, log_sum)
-        ctx.rest = scale, p, site
-        return out
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        return attend_packed_backward(dense(dout), *ctx.saved_tensors, *ctx.rest), *[None] * 5
+AttendPacked = attend_function(attend_packed_forward, attend_packed_backward, how=3, keep_out=True)
 
 
 # ------------------------------------------------------------------------------------------------ with their gradients
