@@ -25,14 +25,12 @@ from encoderlab.train.stored import StoredTensors
 log = logging.getLogger(__name__)
 
 
-def branch(source: Path, out: Path, recipe: Recipe) -> float:
+def branch(source: Path, out: Path, recipe: Recipe) -> None:
     """Make ``out`` the folder of a run of ``recipe`` at the step of the checkpoint ``source``.
 
     Args:
         source: a checkpoint folder (RUN/checkpoints/step-000500).
         out: a new folder; training it continues from there.
-
-    Returns 0, which processes agree on.
 
     Raises:
         ConfigError: ``out`` has content, or the run of the checkpoint and ``recipe`` would not have done the same up to
@@ -64,7 +62,6 @@ def branch(source: Path, out: Path, recipe: Recipe) -> float:
     write_json(out / RECIPE, to_dict(recipe))
     checkpoint.write(folder / source.resolve().name, snapshot)
     checkpoint.point(folder / "latest", source.resolve().name)
-    return 0.0
 
 
 def _check(before: Recipe, now: Recipe, place: dict[str, Any], source: Path) -> None:

@@ -129,7 +129,7 @@ class Writer:
         except Exception as error:
             self._error = error
 
-    def _retire(self, into: str) -> float:
+    def _retire(self, into: str) -> None:
         """Point to the checkpoint ``into`` if it is the newest one, and delete old ones."""
         steps = _by_age(self.folder)
         if steps and steps[0].name == into:
@@ -138,7 +138,6 @@ class Writer:
             doomed = self.folder / f"{PARTIAL}{old.name}"
             old.rename(doomed)  # first, so that no checkpoint is ever half deleted
             shutil.rmtree(doomed)
-        return 0.0
 
 
 def write(folder: Path, snapshot: Snapshot) -> None:
@@ -197,7 +196,7 @@ def _aside(folder: Path, process: int) -> Path:
     return partial
 
 
-def _complete(folder: Path, partial: Path, files: dict[str, Any], snapshot: Snapshot) -> float:
+def _complete(folder: Path, partial: Path, files: dict[str, Any], snapshot: Snapshot) -> None:
     """Write plain data and manifest next to the tensors' ``files``, and give the folder its name."""
     for name, entry in files.items():
         if not (partial / name).is_file() or (partial / name).stat().st_size != entry["bytes"]:
@@ -217,7 +216,6 @@ def _complete(folder: Path, partial: Path, files: dict[str, Any], snapshot: Snap
     partial.rename(folder)
     _sync(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
-    return 0.0
 
 
 def point(link: Path, target: str) -> None:

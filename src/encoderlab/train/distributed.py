@@ -73,8 +73,8 @@ class World:
         """The same processes with messages of their own, for another thread; every process must call it."""
         return replace(self, group=dist.new_group(backend="gloo")) if self.size > 1 else self
 
-    def agree(self, decide: Callable[[], float]) -> float:
-        """The result of ``decide`` on the first process; if it raises there, every process ends.
+    def agree(self, decide: Callable[[], float | None]) -> float:
+        """The result of ``decide`` on the first process, 0 for None; if it raises there, every process ends.
 
         Raises:
             Exception: the first process's error; on the others an EncoderlabError that refers to it.
@@ -82,7 +82,7 @@ class World:
         answer, error = 0.0, None
         if self.main:
             try:
-                answer = decide()
+                answer = decide() or 0.0
             except Exception as failure:
                 error = failure
         answer, code = self.sum([answer, 0 if error is None else getattr(error, "code", 1)])

@@ -178,13 +178,12 @@ class _Run:
         if recipe.budget.unit == "flops" and self.data.operations is None:
             raise ConfigError("a budget in flops needs the cost of a token; give data.operations, or a budget in steps")
 
-    def _claim(self, stack: contextlib.ExitStack) -> int:
+    def _claim(self, stack: contextlib.ExitStack) -> None:
         """Lock the run folder; only the first process does, because it alone writes."""
         self.folder = RunFolder(self.out, self.recipe, self.data.hashes)
         stack.callback(self.folder.close)
         if self.data.tokenizer is not None:
             self.folder.keep(self.data.tokenizer)
-        return 0
 
     # Run
 
@@ -488,11 +487,10 @@ class _Run:
         self.saved = replace(self.place)
         self.window_start += time.perf_counter() - begin
 
-    def _written(self) -> float:
+    def _written(self) -> None:
         """Wait until the checkpoints are on disk, where every process may read them."""
         if self.writer is not None:
             self.writer.wait()
-        return 0.0
 
     def _written_everywhere(self) -> None:
         """Wait until every process has written its checkpoints; every process must call it."""

@@ -75,7 +75,7 @@ def pretrain(
     if branch_from is not None and branching:
         world.agree(lambda: branch(branch_from, out, recipe))
         resumed = True
-    world.agree(lambda: _verified(corpus))
+    world.agree(lambda: verify(corpus))  # once per session, because training would not notice a changed token
     objective = build_objective(recipe, tokenizer, text, resumed=resumed)
     data = corpus_data(recipe, objective, corpus, tokenizer)
     if score is not None:
@@ -97,12 +97,6 @@ def _pinned(recipe: Recipe, out: Path) -> Recipe:
     if isinstance(settings, DistillSettings) and settings.teacher:
         recipe = replace(recipe, objective=replace(settings, teacher=pin(settings.teacher, out)))
     return recipe
-
-
-def _verified(corpus: Path) -> float:
-    """Verify the corpus once per session on one process, because training would not notice a changed token."""
-    verify(corpus)
-    return 0.0
 
 
 def save_models(
