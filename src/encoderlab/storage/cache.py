@@ -19,7 +19,6 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from encoderlab.errors import ConfigError, DataError
@@ -99,7 +98,7 @@ def _corpus(url: str, names: dict[str, str]) -> Path:
 def _folder(url: str, names: dict[str, str]) -> Path:
     """A folder, whole; of a run with a model, without its checkpoints."""
     if not names:
-        raise DataError(f"{url}: no such file or folder; check the URL")
+        raise places.Absent(f"{url}: {places.ABSENT}")
     if any(name.startswith("model/") for name in names):
         names = {name: place for name, place in names.items() if not name.startswith("checkpoints/")}
     states = {name: places.info(place) for name, place in sorted(names.items())}
@@ -120,7 +119,9 @@ def _supply(path: Path, url: str, size: int | None, sha256: str | None) -> None:
         os.utime(path)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _only_one(path.with_name(f".{path.name}.lock")):
+    with open(path.with_name(f".{path.name}.lock"), "ab") as lock:
+        if fcntl is not None:
+            fcntl.flock(lock, fcntl.LOCK_EX)
         if _is_whole(path):
             return
         if path.exists() and _hash_file(path).exists():
@@ -152,15 +153,6 @@ def _is_whole(path: Path) -> bool:
         return _hash_file(path).read_bytes() == sha256_of(path).encode()
     except FileNotFoundError:
         return False
-
-
-@contextlib.contextmanager
-def _only_one(lock: Path) -> Iterator[None]:
-    """Wait until no other process holds the lock."""
-    with open(lock, "ab") as handle:
-        if fcntl is not None:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
 
 
 def limit() -> int:

@@ -126,12 +126,8 @@ class Mirror:
         try:
             sign = json.loads(places.read_bytes(places.join(self.url, WRITER)))
             return {"id": sign["id"], "host": sign["host"], "pid": int(sign["pid"]), "time": float(sign["time"])}
-        except (ValueError, KeyError, TypeError):
+        except (places.Absent, ValueError, KeyError, TypeError):
             return None
-        except DataError as error:
-            if "no such file" in str(error):
-                return None
-            raise
 
     def _refuse_other(self) -> None:
         sign = self._found_sign()
@@ -179,14 +175,19 @@ class Mirror:
                 if self._state(name) == (entry["size"], entry["time"])
             }
             return
-        names = {name.removeprefix(self.url.rstrip("/") + "/") for name in self._remote()} - {INDEX, WRITER}
+        names: set[str] = set()
+        with contextlib.suppress(places.Absent):
+            names = {name.removeprefix(self.url.rstrip("/") + "/") for name in places.find(self.url)} - {INDEX, WRITER}
         shutil.rmtree(self.folder, ignore_errors=True)
         links = {} if index is None else index["links"]
         for name in sorted(names - links.keys()):
             parent = name.rpartition("/")[0]
             if Path(parent).parent.name == "checkpoints" and f"{parent}/manifest.json" not in names:
                 continue  # its upload was interrupted
-            self._fetch(name)
+            path = self.folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open_file(places.join(self.url, name)) as source, open(path, "wb") as target:
+                shutil.copyfileobj(source, target, 1 << 20)
             self._stay()
         for name, target in links.items():
             if (self.folder / name).parent.joinpath(target).exists():
@@ -208,20 +209,6 @@ class Mirror:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             pass
         raise DataError(f"{place}: is damaged; delete it to continue from the other files there")
-
-    def _remote(self) -> list[str]:
-        try:
-            return places.find(self.url)
-        except DataError as error:
-            if "no such file" in str(error):
-                return []
-            raise
-
-    def _fetch(self, name: str) -> None:
-        path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open_file(places.join(self.url, name)) as source, open(path, "wb") as target:
-            shutil.copyfileobj(source, target, 1 << 20)
 
     def follow(self, over: threading.Event, every: float) -> None:
         """Upload what is new every so many seconds, until ``over``."""

@@ -26,9 +26,14 @@ PROTOCOLS = "s3 s3a gs gcs az abfs hf http https hdfs webhdfs sftp ftp oss memor
 READ_ONLY = ("http", "https", "hf")
 NOT_SUPPORTED = ("hdfs", "webhdfs", "sftp", "ftp")  # their files are those of a host, which paths of fsspec do not name
 ATTEMPTS, FIRST_WAIT = 8, 0.25  # tries of one request; seconds before the second try, doubled before each further one
+ABSENT = "no such file or folder; check the URL"
 _URL = re.compile(rf"({'|'.join(PROTOCOLS)}):/{{1,2}}([^/].*)")
 _NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "DefaultCredentialsError")
 _GATED = ("GatedRepoError", "RepositoryNotFoundError", "RevisionNotFoundError", "EntryNotFoundError")
+
+
+class Absent(DataError):
+    """There is no file or folder at a URL."""
 
 
 class Info(NamedTuple):
@@ -102,7 +107,7 @@ def attempt(url: str, request: Callable[[], T]) -> T:
             raise
         except Exception as error:
             if (reason := _final(error)) is not None:
-                raise DataError(f"{url}: {reason}") from None
+                raise (Absent if reason == ABSENT else DataError)(f"{url}: {reason}") from None
             said = " ".join(f"{type(error).__name__}: {error}".split())[:160]
             if number == ATTEMPTS:
                 raise DataError(
@@ -126,7 +131,7 @@ def _final(error: Exception) -> str | None:
     if isinstance(error, FileNotFoundError) or name in _GATED or status == 404:
         if "bucket does not exist" in said or "NoSuchBucket" in f"{said} {error.__cause__}":
             return "no such bucket; check its name"
-        return "no such file or folder; check the URL"
+        return ABSENT
     if isinstance(error, PermissionError) or status in (401, 403):
         return f"access is refused ({said}); check the credentials and their rights"
     if name in _NO_CREDENTIALS:
@@ -197,10 +202,8 @@ def exists(url: str) -> bool:
     """
     try:
         look(url)
-    except DataError as error:
-        if "no such file" in str(error):
-            return False
-        raise
+    except Absent:
+        return False
     return True
 
 
