@@ -27,8 +27,8 @@ def check(recipe: Recipe) -> None:
     for length in lengths:
         recipe.format.check(length)
     recipe.objective.check(recipe.model, recipe.format, lengths)
-    _check_streams(recipe)
-    _check_duplicates(recipe)
+    if isinstance(recipe.format, StreamFormat):
+        _check_streams(recipe)
     _check_decoders(recipe)
     _check_lengths(recipe)
     if not isinstance(recipe.objective, DistillSettings):  # a teacher's architecture is not part of the recipe
@@ -64,14 +64,9 @@ def _check_masking(recipe: Recipe) -> None:
 
 
 def _check_streams(recipe: Recipe) -> None:
-    if not isinstance(recipe.format, StreamFormat):
-        return
     if len({phase.rows for phase in recipe.phases}) > 1 or recipe.ramp is not None:
         raise ConfigError("the number of streams cannot change; give every phase the same rows and no ramp")
-
-
-def _check_duplicates(recipe: Recipe) -> None:
-    if recipe.duplicates is not None and (isinstance(recipe.format, StreamFormat) or recipe.duplicates < 1):
+    if recipe.duplicates is not None:
         raise ConfigError(
             f"duplicates {recipe.duplicates}: shuffled rows and their masks repeat after this many epochs; "
             "give at least 1, or null for streams"

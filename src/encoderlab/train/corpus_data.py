@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from encoderlab.batches.batch import Batch
 from encoderlab.batches.loader import Loader
@@ -138,16 +138,14 @@ class LoaderSource:
     """Adapts a :class:`Loader` to the loop: one batch at a time, and the place after the last batch returned."""
 
     def __init__(self, loader: Loader) -> None:
-        self.loader, self.batches = loader, iter(loader)
+        self.loader = loader
+        self.batches = cast(Generator[Batch, None, None], iter(loader))
 
     def __next__(self) -> Batch:
-        batch: Batch = next(self.batches)
-        return batch
+        return next(self.batches)
 
     def state(self) -> dict[str, int]:
         return self.loader.state()
 
     def close(self) -> None:
-        close: Any = getattr(self.batches, "close", None)
-        if close is not None:
-            close()
+        self.batches.close()

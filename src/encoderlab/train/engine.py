@@ -109,7 +109,7 @@ class Engine:
                 terms, memory = self._forward_backward(batch, start, stop, counts, number, last=last)
                 self.tally.add(terms)
                 memories.append(memory)
-        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
             failure = str(error).splitlines()[0]
@@ -147,7 +147,9 @@ class Engine:
             divisor = divisor * (self.norm / self.recipe.clip).clamp(min=1.0)
         broken = ~self.norm.isfinite()
         if self.recipe.precision == "fp16" and bool(broken):
-            self._lower_scale()
+            self.scale, self.fine_steps = self.scale / 2, 0
+            if self.scale < 1:
+                raise Diverged("gradients overflow fp16 even at a loss scale of 1")
         else:
             self.largest_norm = torch.maximum(self.largest_norm, self.norm)  # NaN stays
             self.optimizer.step(lr, grad_scale=divisor, skip=broken.float(), counted=self.counted)
@@ -156,12 +158,6 @@ class Engine:
             if self.recipe.precision == "fp16" and self.fine_steps % SCALE_GROWTH == 0:
                 self.scale *= 2
         self._drop_gradients()
-
-    def _lower_scale(self) -> None:
-        self.scale /= 2
-        self.fine_steps = 0
-        if self.scale < 1:
-            raise Diverged("gradients overflow fp16 even at a loss scale of 1")
 
     def _drop_gradients(self) -> None:
         for parameter in self.optimizer.parameters:
@@ -183,7 +179,7 @@ class Engine:
             try:
                 self._forward_backward(batch, 0, rows, counts, number, last=True)
                 fits = rows
-            except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
         if self.world.size > 1:

@@ -428,8 +428,7 @@ class Optimizer:
                 update = torch.div(local(self.state[name]["exp_avg"]), root, out=root)
                 moved.append(torch.linalg.vector_norm(update).float() * (lr * group.rate / first))
         sums = torch.stack([torch.stack(norms).square().sum() for norms in (moved, length)])
-        if any(isinstance(parameter, DTensor) for parameter in self.parameters):
-            dist.all_reduce(sums)
+        sums = self._over_shards(sums)
         return (sums[0] / sums[1]).sqrt()
 
 
