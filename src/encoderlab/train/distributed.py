@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import importlib.metadata
 import json
 import os
 import platform
@@ -28,9 +27,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-import encoderlab
 from encoderlab.errors import ConfigError, EncoderlabError, Stopped
 from encoderlab.nn.encoder import Encoder
+from encoderlab.train.folder import versions
 
 Made = TypeVar("Made")
 SEE_THERE = "its message says why"
@@ -225,14 +224,6 @@ def _check_restarts() -> None:
             "torchrun cannot restart processes with a store that it shares with them; set the variable "
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 and --rdzv-backend=c10d, or leave out --max-restarts"
         )
-
-
-def versions() -> dict[str, str]:
-    """The versions that can change a result: of Python, of this package and of the libraries that compute."""
-    packages = ("torch", "numpy", "tokenizers", "safetensors")
-    return {"encoderlab": encoderlab.__version__, "python": platform.python_version()} | {
-        package: importlib.metadata.version(package) for package in packages
-    }
 
 
 def spread(

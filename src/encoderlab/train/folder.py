@@ -214,16 +214,22 @@ def read(path: Path) -> dict[str, Any]:
 
 def describe_session(data: Mapping[str, str]) -> dict[str, Any]:
     """The session's versions, commit, command, hardware, hashes of the data and commits of models of the Hub."""
-    packages = ("torch", "numpy", "tokenizers", "safetensors", "pydantic")
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": session_command(),
-        "versions": {"encoderlab": encoderlab.__version__, "python": platform.python_version()}
-        | {package: importlib.metadata.version(package) for package in packages},
+        "versions": versions() | {"pydantic": importlib.metadata.version("pydantic")},
         "commit": _commit(),
         "data": dict(data),
         "models": commits(),
         "hardware": hardware(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """The versions that can change a result: of Python, of this package and of the libraries that compute."""
+    packages = ("torch", "numpy", "tokenizers", "safetensors")
+    return {"encoderlab": encoderlab.__version__, "python": platform.python_version()} | {
+        package: importlib.metadata.version(package) for package in packages
     }
 
 
