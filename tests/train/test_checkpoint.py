@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from encoderlab.errors import DataError
+from encoderlab.files import read_json
 from encoderlab.train import checkpoint
 from encoderlab.train.checkpoint import Snapshot, Writer
 from encoderlab.train.stored import StoredTensors
@@ -48,7 +49,7 @@ def test_round_trip_in_the_library_s_format(tmp_path: Path) -> None:
             assert read.keys() == tensors.keys() <= stored.keys()
             for name, tensor in tensors.items():
                 assert read[name].dtype == tensor.dtype and torch.equal(read[name], tensor)
-    assert checkpoint.read_json(folder / checkpoint.STATE) == {"step": 3}
+    assert read_json(folder / checkpoint.STATE) == {"step": 3}
     assert (tmp_path / "latest").resolve() == folder.resolve()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-000003"]
 
@@ -64,7 +65,7 @@ def test_the_same_step_again_replaces_it(tmp_path: Path) -> None:
     writer = Writer(tmp_path, keep=1)
     writer.save("step-000005", snapshot(7))
     writer.wait()
-    assert checkpoint.read_json(tmp_path / "step-000005" / checkpoint.STATE) == {"step": 7}
+    assert read_json(tmp_path / "step-000005" / checkpoint.STATE) == {"step": 7}
 
 
 @pytest.mark.parametrize("file", [checkpoint.WEIGHTS, checkpoint.CARRIED, checkpoint.STATE, checkpoint.RECIPE])
@@ -103,7 +104,7 @@ def test_names_that_are_no_utf8(tmp_path: Path) -> None:
     stored = StoredTensors(found)
     assert (
         torch.equal(stored["w"], snapshot().weights["w"])
-        and str(folder) == checkpoint.read_json(found / checkpoint.RECIPE)["init_from"]
+        and str(folder) == read_json(found / checkpoint.RECIPE)["init_from"]
     )
 
 
@@ -199,7 +200,7 @@ def test_killed_while_replacing(tmp_path: Path) -> None:
     (tmp_path / f"{checkpoint.PARTIAL}latest-77").symlink_to("step-000002")
     Writer(tmp_path, keep=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-000001", "step-000002"]
-    assert checkpoint.read_json(tmp_path / "step-000001" / checkpoint.STATE) == {"step": 1}
+    assert read_json(tmp_path / "step-000001" / checkpoint.STATE) == {"step": 1}
     assert checkpoint.newest(tmp_path) == (tmp_path / "step-000002", [])
 
 

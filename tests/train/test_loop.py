@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from encoderlab.errors import ConfigError, DataError, Diverged, OutOfMemory, Stopped, is_out_of_memory
-from encoderlab.files import sha256
+from encoderlab.files import read_json, sha256
 from encoderlab.objectives.base import Term
 from encoderlab.train import checkpoint
 from encoderlab.train.loop import train
@@ -122,7 +122,7 @@ def test_the_best_weights_are_kept(tmp_path: Path) -> None:
     recipe = replace(SHORT, evaluation=Evaluation(every=2, best="f1"), checkpoints=Checkpoints(steps=1, keep=9))
     outcome = run(tmp_path, recipe, data=toy_data(score=score))
     assert outcome.best is not None
-    assert checkpoint.read_json(outcome.best / checkpoint.STATE) == {"step": 4, "f1": 0.9}
+    assert read_json(outcome.best / checkpoint.STATE) == {"step": 4, "f1": 0.9}
     best = StoredTensors(outcome.best)
     stored = StoredTensors(tmp_path / "checkpoints/step-000004")
     for name in stored.weights:
@@ -141,7 +141,7 @@ def test_the_best_loss_is_the_lowest_and_survives_a_resume(tmp_path: Path) -> No
     outcome = run(tmp_path, recipe)
     losses = dict(zip(of(metrics(tmp_path), "valid", "step"), of(metrics(tmp_path), "valid", "loss"), strict=True))
     assert outcome.best is not None
-    step = checkpoint.read_json(outcome.best / checkpoint.STATE)["step"]
+    step = read_json(outcome.best / checkpoint.STATE)["step"]
     assert losses[step] == min(losses.values())
 
 
@@ -151,7 +151,7 @@ def test_a_score_that_is_no_number_is_not_the_best(values: list[float], tmp_path
     recipe = replace(SHORT, evaluation=Evaluation(every=2, best="f1"))
     outcome = run(tmp_path, recipe, data=toy_data(score=lambda: {"f1": next(scores)}))
     assert outcome.best is not None
-    assert checkpoint.read_json(outcome.best / checkpoint.STATE)["f1"] == 0.2
+    assert read_json(outcome.best / checkpoint.STATE)["f1"] == 0.2
 
 
 def test_the_last_checkpoint_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +227,7 @@ def test_fp16_skips_a_step_that_overflows(tmp_path: Path) -> None:
     train(Bad(2, 1e38), replace(SHORT, precision="fp16"), toy_data(), tmp_path)
     scales = of(metrics(tmp_path), "train", "loss_scale")
     assert scales == [2.0**14] * 2 + [2.0**13] * 4
-    state = checkpoint.read_json(tmp_path / "checkpoints/step-000006/state.json")
+    state = read_json(tmp_path / "checkpoints/step-000006/state.json")
     assert state["engine"]["updates"] == 5, "the bias correction does not count the skipped step"
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from encoderlab.config import from_dict, to_dict
 from encoderlab.errors import ConfigError
-from encoderlab.files import write_bytes, write_json
+from encoderlab.files import read_json, write_bytes, write_json
 from encoderlab.interchange.places import PROVENANCE
 from encoderlab.train import checkpoint
 from encoderlab.train.folder import METRICS, RECIPE, compare, read
@@ -44,7 +44,7 @@ def branch(source: Path, out: Path, recipe: Recipe) -> None:
     if out.exists() and any(out.iterdir()):
         raise ConfigError(f"{out}: is not empty; give a new folder for the branch")
     checkpoint.verify(source)
-    state = checkpoint.read_json(source / checkpoint.STATE)
+    state = read_json(source / checkpoint.STATE)
     before = from_dict(Recipe, read(source / checkpoint.RECIPE), where=str(source / checkpoint.RECIPE))
     _check(before, recipe, state["place"], source)
     log.info("branching from %s", source)

@@ -284,11 +284,6 @@ def verify(folder: Path) -> None:
             raise DataError(f"{path}: its bytes have changed since it was written (SHA-256 differs)")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object of a checkpoint."""
-    return json.loads(path.read_bytes())
-
-
 def load_weights(module: nn.Module, folder: Path) -> None:
     """Load the weights of the checkpoint ``folder`` into ``module``, sharded or not, written by however many processes.
 

@@ -22,6 +22,7 @@ from typing import Any
 from encoderlab import config
 from encoderlab.batches.batch import Batch
 from encoderlab.errors import ConfigError, DataError, Diverged, OutOfMemory, Stopped, is_out_of_memory
+from encoderlab.files import read_json
 from encoderlab.objectives.base import Objective
 from encoderlab.train import checkpoint
 from encoderlab.train.checkpoint import Snapshot
@@ -504,7 +505,7 @@ class _Run:
         written: tuple[int, str | None] = (0, None)
         if step >= 0:
             saved = self.checkpoints / checkpoint.name(step)
-            state = checkpoint.read_json(saved / checkpoint.STATE)
+            state = read_json(saved / checkpoint.STATE)
             checkpoint.load_weights(self.engine.objective, saved)
             self.engine.restore(StoredTensors(saved), state["engine"])
             self.engine.tally.restore(state["window"], self.world)

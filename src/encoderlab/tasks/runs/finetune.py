@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from encoderlab.config import Count, Natural, Positive, Rate, to_dict
 from encoderlab.errors import ConfigError, DataError
+from encoderlab.files import read_json
 from encoderlab.interchange.files import SAFE, read_weights
 from encoderlab.model import Model, weights_hash
 from encoderlab.models import FAMILIES, flops
@@ -462,7 +463,7 @@ class FineTuning:
         return {
             "metric": self.task.metric,
             "seed": recipe.seed,
-            "best_step": None if best is None else int(checkpoint.read_json(best / checkpoint.STATE)["step"]),
+            "best_step": None if best is None else int(read_json(best / checkpoint.STATE)["step"]),
             "steps": outcome.step,
             "examples": {name: len(split) for name, split in self.splits.items()},
             "data": {name: split.sha256 for name, split in self.splits.items()},
