@@ -135,19 +135,14 @@ def _tf_layers(scope: str) -> Rules:
     )
 
 
-def _tf_lm(theirs: str) -> Rules:
-    return (
-        *tf_linear("lm.dense", f"{theirs}/transform/dense"),
-        *tf_norm("lm.norm", f"{theirs}/transform/LayerNorm"),
-        Rule("lm.bias", (f"{theirs}/output_bias",)),
-    )
-
-
-_TF_PAIR = (
+_TF_HEADS = (
+    *tf_linear("pooler.dense", "bert/pooler/dense"),
+    *tf_linear("lm.dense", "cls/predictions/transform/dense"),
+    *tf_norm("lm.norm", "cls/predictions/transform/LayerNorm"),
+    Rule("lm.bias", ("cls/predictions/output_bias",)),
     Rule("pair.weight", ("cls/seq_relationship/output_weights",)),
     Rule("pair.bias", ("cls/seq_relationship/output_bias",)),
-)
-_TF_TASK = (  # of run_classifier.py, or of run_squad.py
+    # of run_classifier.py, or of run_squad.py
     Rule("task.out.weight", ("output_weights",), dialect=("cls/squad/output_weights",)),
     Rule("task.out.bias", ("output_bias",), dialect=("cls/squad/output_bias",)),
 )
@@ -163,16 +158,7 @@ BERT = NameTable(
         *linear("pair", "cls.seq_relationship"),
     ),
 )
-BERT_TF = NameTable(
-    rules=(
-        *_tf_embeddings("bert"),
-        *_tf_layers("bert"),
-        *tf_linear("pooler.dense", "bert/pooler/dense"),
-        *_tf_lm("cls/predictions"),
-        *_TF_PAIR,
-        *_TF_TASK,
-    )
-)
+BERT_TF = NameTable(rules=(*_tf_embeddings("bert"), *_tf_layers("bert"), *_TF_HEADS))
 
 # RoBERTa
 
@@ -258,10 +244,7 @@ ALBERT_TF = NameTable(
         *tf_linear(BLOCK + "feed_forward.up", _ALBERT_TF_LAYER + "ffn_1/intermediate/dense"),
         *tf_linear(BLOCK + "feed_forward.down", _ALBERT_TF_LAYER + "ffn_1/intermediate/output/dense"),
         *tf_norm(BLOCK + "feed_forward_norm", _ALBERT_TF_LAYER + "LayerNorm_1"),
-        *tf_linear("pooler.dense", "bert/pooler/dense"),
-        *_tf_lm("cls/predictions"),
-        *_TF_PAIR,
-        *_TF_TASK,
+        *_TF_HEADS,
     ),
     renames=((r"^module/", ""),),
 )
@@ -309,15 +292,6 @@ DISTILBERT = NameTable(
 
 # ELECTRA and ConvBERT ------------------------------------------------------------------------------------------------
 
-_RTD = (
-    *linear("rtd.dense", "discriminator_predictions.dense"),
-    *linear("rtd.out", "discriminator_predictions.dense_prediction"),
-)
-_GENERATOR_LM = (
-    *linear("lm.dense", "generator_predictions.dense"),
-    *linear("lm.norm", "generator_predictions.LayerNorm"),
-    Rule("lm.bias", ("generator_lm_head.bias",)),
-)
 _CONVOLUTION = BLOCK + "attention.conv."
 
 
@@ -327,8 +301,11 @@ def _electra(prefix: str) -> NameTable:
         rules=(
             *_tree(prefix, ["generator_lm_head.weight"]),
             *linear(EMBEDDINGS + "map", prefix + "embeddings_project"),
-            *_RTD,
-            *_GENERATOR_LM,
+            *linear("rtd.dense", "discriminator_predictions.dense"),
+            *linear("rtd.out", "discriminator_predictions.dense_prediction"),
+            *linear("lm.dense", "generator_predictions.dense"),
+            *linear("lm.norm", "generator_predictions.LayerNorm"),
+            Rule("lm.bias", ("generator_lm_head.bias",)),
         ),
     )
 
