@@ -165,7 +165,7 @@ def test_damaged_pickles(
         data[place] ^= 1 << bit
     file.write_bytes(data)
     try:
-        files.read_state(file)
+        files.read_file(file)
     except DataError as error:
         assert "weights_only" not in str(error) and "\n" not in str(error)
 

@@ -36,12 +36,12 @@ def assemble(
         DataError: weights are missing, have another shape or are not finite.
     """
     reading.check_depth(config, len(tensors), source)
-    expected = _shapes(reading.unfilled(config, source))
+    expected = reading.shapes(reading.unfilled(config, source))
     matched = names.read(name_table, tensors, expected, config.encoder, source=str(source))
     config = heads.without(config, matched.missing, expected)
     config = _settle(config, matched)
     model = reading.unfilled(config, source)
-    expected = _shapes(model)
+    expected = reading.shapes(model)
     state = {name: tensor for name, tensor in matched.weights.items() if name in expected}
     missing = [name for name in expected if name not in state]
     dropped = name_table.bound(sorted(matched.weights.keys() - state.keys()), config.encoder)
@@ -61,10 +61,6 @@ def assemble(
         state |= {name: fresh[name].detach() for name in missing}
     reading.fill(model, state, source)
     return model.eval()
-
-
-def _shapes(model: Model) -> dict[str, torch.Size]:
-    return {name: parameter.shape for name, parameter in model.named_parameters()}
 
 
 def _settle(config: ModelConfig, matched: names.MatchedWeights) -> ModelConfig:

@@ -24,13 +24,14 @@ _MEANT = f"restore it, or delete {NAME} if you changed it yourself"
 
 def write(folder: Path) -> None:
     """Record every file of ``folder``."""
-    _write(folder, {path.name: sha256(path) for path in folder.iterdir() if path.is_file() and path.name != NAME})
+    sums = {path.name: sha256(path) for path in folder.iterdir() if path.is_file() and path.name != NAME}
+    write_text(folder / NAME, _text(sums))
 
 
 def add(folder: Path, name: str) -> None:
     """Record the file ``name``, which was written into a folder that has its checksums already."""
     if (folder / NAME).exists():
-        _write(folder, _read(folder) | {name: sha256(folder / name)})
+        write_text(folder / NAME, _text(_read(folder) | {name: sha256(folder / name)}))
 
 
 def verify(folder: Path) -> None:
@@ -43,21 +44,17 @@ def verify(folder: Path) -> None:
         _say_unrecorded(folder.resolve())
         return
     try:
-        _compare(folder)
+        for name, expected in _read(folder).items():
+            path = folder / name
+            if not path.is_file():
+                raise DataError(f"{path}: is missing, although {NAME} lists it; {_MEANT}")
+            if sha256(path) != expected:
+                if name not in FREE:
+                    raise DataError(f"{path}: does not match its checksum in {NAME}; {_MEANT}")
+                log.warning("%s: does not match its checksum in %s; the model does not depend on it", path, NAME)
     except OSError as error:
         where = error.filename or folder
         raise DataError(f"{where}: cannot be read ({error.strerror}); check its permissions") from None
-
-
-def _compare(folder: Path) -> None:
-    for name, expected in _read(folder).items():
-        path = folder / name
-        if not path.is_file():
-            raise DataError(f"{path}: is missing, although {NAME} lists it; {_MEANT}")
-        if sha256(path) != expected:
-            if name not in FREE:
-                raise DataError(f"{path}: does not match its checksum in {NAME}; {_MEANT}")
-            log.warning("%s: does not match its checksum in %s; the model does not depend on it", path, NAME)
 
 
 @functools.cache
@@ -72,10 +69,6 @@ def _read(folder: Path) -> dict[str, str]:
     if text != _text(sums):
         raise DataError(f"{path}: is damaged; restore it, or delete it if the other files are intact")
     return sums
-
-
-def _write(folder: Path, sums: dict[str, str]) -> None:
-    write_text(folder / NAME, _text(sums))
 
 
 def _text(sums: dict[str, str]) -> str:

@@ -74,15 +74,6 @@ def unreadable(path: Path, error: OSError) -> DataError:
     return DataError(f"{path}: cannot be read ({error.strerror or error}); check the path and its permissions")
 
 
-def read_fields(path: Path) -> Fields:
-    """The fields of a configuration in a JSON file.
-
-    Raises:
-        DataError: as for :func:`read_json`.
-    """
-    return Fields(read_json(path), str(path))
-
-
 def fields_beside(folder: Path, name: str) -> Fields:
     """Read the configuration next to a checkpoint: ``name``, or the only file called ``*config*.json``.
 
@@ -97,7 +88,7 @@ def fields_beside(folder: Path, name: str) -> Fields:
                 f"{folder}: has no {name}, which gives the checkpoint's sizes; copy its configuration there"
             )
         path = configs[0]
-    return read_fields(path)
+    return Fields(read_json(path), str(path))
 
 
 # Weights --------------------------------------------------------------------------------------------------------------
@@ -245,25 +236,18 @@ def refuse_text(path: Path) -> None:
         raise DataError(f"{path}: is text instead of weights (begins with {start!r}); download it again")
 
 
-def read_state(path: Path) -> dict[str, Tensor]:
-    """Read the weights in a PyTorch file, by name.
-
-    Raises:
-        DataError: as for :func:`read_pickled`, or the file has other contents.
-    """
-    data = read_pickled(path)
-    if not isinstance(data, dict) or not all(isinstance(value, Tensor) for value in data.values()):
-        raise DataError(f"{path}: is not a dictionary of weights; save model.state_dict()")
-    return data
-
-
 def read_file(path: Path) -> dict[str, Tensor]:
     """The weights in a PyTorch or safetensors file, by name.
 
     Raises:
-        DataError: as for :func:`read_state`.
+        DataError: as for :func:`read_weights` and :func:`read_pickled`, or the file has other contents.
     """
-    return read_weights(path) if path.suffix == ".safetensors" else read_state(path)
+    if path.suffix == ".safetensors":
+        return read_weights(path)
+    data = read_pickled(path)
+    if not isinstance(data, dict) or not all(isinstance(value, Tensor) for value in data.values()):
+        raise DataError(f"{path}: is not a dictionary of weights; save model.state_dict()")
+    return data
 
 
 def _read_shards(folder: Path, index: Path) -> dict[str, Tensor]:

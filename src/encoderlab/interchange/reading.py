@@ -50,6 +50,11 @@ def unfilled(config: ModelConfig, source: Path) -> Model:
         raise DataError(f"{source}: {error}") from None
 
 
+def shapes(model: Model) -> dict[str, torch.Size]:
+    """The shape of each parameter by its name."""
+    return {name: parameter.shape for name, parameter in model.named_parameters()}
+
+
 def check_depth(config: ModelConfig, weights: int, source: Path) -> None:
     """Refuse a configuration with more layers than weights: making a billion layers from a damaged file would not end.
 
@@ -85,7 +90,7 @@ def fill(model: Model, state: dict[str, Tensor], source: Path) -> None:
     Raises:
         DataError: names, shapes or types differ, or a weight is not finite.
     """
-    expected = {name: parameter.shape for name, parameter in model.named_parameters()}
+    expected = shapes(model)
     missing, unexpected = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
     if missing or unexpected:
         raise DataError(

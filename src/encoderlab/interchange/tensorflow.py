@@ -19,7 +19,7 @@ from encoderlab.errors import DataError
 from encoderlab.interchange import configs, heads, name_tables, names, transformer_xl
 from encoderlab.interchange.assemble import Models, assemble
 from encoderlab.interchange.configs.fields import Fields
-from encoderlab.interchange.files import fields_beside, read_fields
+from encoderlab.interchange.files import fields_beside, read_json
 from encoderlab.interchange.tensor_bundle import Checkpoint
 from encoderlab.models.base import ModelConfig
 from encoderlab.nn.architecture import EncoderConfig
@@ -136,7 +136,7 @@ def _read_electra(tensors: Mapping[str, Tensor], source: Path, *, allow_missing:
             raise DataError(f"{source}: has no {error.args[0]}; copy the checkpoint again from its source") from None
         beside = source.parent / f"{name}_config.json"
         if beside.exists():
-            fields = read_fields(beside)
+            fields = Fields(read_json(beside), str(beside))
             count, dropout = fields.count("num_attention_heads"), fields.number("hidden_dropout_prob", 0.1)
             config = replace(config, encoder=replace(config.encoder, heads=count, dropout=dropout))
         if joint:
