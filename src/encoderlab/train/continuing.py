@@ -56,10 +56,7 @@ def continuing(config: ModelConfig, source: ModelConfig, name: str) -> ModelConf
             f"{name}: its encoder differs from the recipe's ({'; '.join(differ[:3])}); "
             "use the recipe of its architecture and size"
         )
-    conv = source.encoder.conv
-    if isinstance(conv, SpanDynamic) and isinstance(config.encoder.conv, SpanDynamic):
-        conv = replace(conv, mask_padding=config.encoder.conv.mask_padding)
-    kept = {field: getattr(config.encoder, field) for field in TRAINING_ONLY}
+    kept = {field: getattr(config.encoder, field) for field in ("conv", *TRAINING_ONLY)}  # convolutions: mask_padding
     if isinstance(config.encoder.position, Rotary):  # a run may extend the context with another base
         kept |= {field: getattr(config.encoder, field) for field in ("position", "local")}
         for field in ("position", "local"):
@@ -69,7 +66,7 @@ def continuing(config: ModelConfig, source: ModelConfig, name: str) -> ModelConf
     if config.encoder.causal != source.encoder.causal:  # a left-to-right model is a good start for a masked one
         log.warning("%s %s; from here on it %s", name, *(READING[c.encoder.causal] for c in (source, config)))
         kept["causal"] = config.encoder.causal
-    return replace(config, encoder=replace(source.encoder, conv=conv, **kept))
+    return replace(config, encoder=replace(source.encoder, **kept))
 
 
 READING = {True: "reads from left to right", False: "reads in both directions"}
