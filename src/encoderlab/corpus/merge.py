@@ -17,8 +17,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from encoderlab import __version__
 from encoderlab.config import from_dict
 from encoderlab.corpus.assemble import TRAIN, Selection, ShardWork, collect, plan, shard_is_written, write_shard
@@ -257,14 +255,23 @@ def join_parts(
         tasks.finish()
     progress("shards", len(shards), len(shards))
     records, counts = collect(shards, scratch, tokenizer.vocab_size)
-    _judge_unknown(tokenizer, counts, max_unknown)
+    unknown = float(counts[tokenizer.special.unk] / counts.sum())
+    if unknown > max_unknown:
+        raise too_many_unknown(unknown, max_unknown)
+    if unknown > MANY_UNKNOWN:
+        log.warning("%.1f%% of the tokens are unknown: the tokenizer does not cover this text well", 100 * unknown)
     shutil.rmtree(out / TOKENIZER, ignore_errors=True)
     tokenizer.save(out / TOKENIZER)
+    files = [
+        FileRecord(file=f"{TOKENIZER}/{path.name}", sha256=sha256(path)) for path in sorted((out / TOKENIZER).iterdir())
+    ]
     sources = enumerate(_sources(part_records))
     manifest = write_manifest(
         out,
         vocab_size=tokenizer.vocab_size,
-        tokenizer=_tokenizer_record(tokenizer, record.tokenizer, out),
+        tokenizer=TokenizerRecord(
+            hash=record.tokenizer, kind=tokenizer.kind, framing=tokenizer.framing, files=tuple(files)
+        ),
         splits={split: split_record(records[split]) for split in records},
         read=read,
         settings=record.settings,
@@ -285,27 +292,8 @@ def _require_text(record: PartRecord, read: dict[str, int], shards: Sequence[Sha
     raise DataError(f"{names}: no text left for training ({dropped or 'nothing read'}); give more text, or {remedy}")
 
 
-def _judge_unknown(tokenizer: Tokenizer, counts: np.ndarray, limit: float) -> None:
-    share = float(counts[tokenizer.special.unk] / counts.sum())
-    if share > limit:
-        raise too_many_unknown(share, limit)
-    if share > MANY_UNKNOWN:
-        log.warning("%.1f%% of the tokens are unknown: the tokenizer does not cover this text well", 100 * share)
-
-
 def too_many_unknown(share: float, limit: float) -> DataError:
     return DataError(
         f"{share:.1%} of the tokens are unknown, more than {limit:.0%}: the tokenizer does not cover this text; give "
         f"another, have one trained (--tokenizer wordpiece), or allow it: --max-unknown {min(1.0, share + 0.01):.2f}"
-    )
-
-
-def _tokenizer_record(tokenizer: Tokenizer, digest: str, out: Path) -> TokenizerRecord:
-    """What the manifest says of the tokenizer, which lies in ``out`` already."""
-    files = sorted((out / TOKENIZER).iterdir())
-    return TokenizerRecord(
-        hash=digest,
-        kind=tokenizer.kind,
-        framing=tokenizer.framing,
-        files=tuple(FileRecord(file=f"{TOKENIZER}/{path.name}", sha256=sha256(path)) for path in files),
     )

@@ -6,11 +6,10 @@ The text is segmented once, while a corpus is built, and the words are laid over
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 from encoderlab.errors import ConfigError, DataError, MissingDependency
@@ -41,29 +40,21 @@ def load_segmenter(name: str) -> Segment:
     module, _, function = name.partition(":")
     if not module or not function:
         raise ConfigError(f"unknown segmenter {name!r}; choose rjieba, characters, or a function as module:function")
+    folder = os.getcwd()
+    sys.path.append(folder)  # as the last place that modules are imported from; python -m has it as the first
     try:
-        with _current_folder_on_path():
-            segment = getattr(importlib.import_module(module), function)
+        segment = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
             f"segmenter {name!r} cannot be imported ({error}); put the module in the current folder, or install it"
         ) from None
+    finally:
+        sys.path.remove(folder)
     if not callable(segment):
         raise ConfigError(
             f"segmenter {name!r} is {type(segment).__name__}, expected a function from a text to its words"
         )
     return segment
-
-
-@contextlib.contextmanager
-def _current_folder_on_path() -> Iterator[None]:
-    """The current folder as the last place that modules are imported from, as ``python -m`` has it as the first."""
-    folder = os.getcwd()
-    sys.path.append(folder)
-    try:
-        yield
-    finally:
-        sys.path.remove(folder)
 
 
 def word_start_offsets(text: str, segment: Segment) -> list[int]:

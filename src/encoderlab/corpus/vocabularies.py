@@ -134,25 +134,15 @@ _CLASSES = {
     "DebertaV2Tokenizer": "deberta-v2", "AlbertTokenizer": "albert", "XLNetTokenizer": "xlnet",
     "XLMRobertaTokenizer": "xlm-roberta", "CamembertTokenizer": "camembert",
 }  # fmt: skip
-_MODEL_TYPES = {
-    "bert": "bert",
-    "electra": "bert",
-    "distilbert": "bert",
-    "convbert": "bert",
-    "roberta": "roberta",
-    "deberta": "deberta",
-    "deberta-v2": "deberta-v2",
-    "albert": "albert",
-    "xlnet": "xlnet",
-    "xlm-roberta": "xlm-roberta",
-    "camembert": "camembert",
-}
 # Families that have RoBERTa's special tokens, and in a SentencePiece model the ids of fairseq: the tokens in front of
 # the pieces, and the first of the pieces that are kept. <mask> comes last.
 _FAIRSEQ = {
     "xlm-roberta": (("<s>", "<pad>", "</s>", "<unk>"), 3),
     "camembert": (("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED"), 1),
 }  # fmt: skip
+_MODEL_TYPES = {name: name for name in (*FAMILIES, *_FAIRSEQ)} | dict.fromkeys(
+    ("electra", "distilbert", "convbert"), "bert"
+)
 
 
 @dataclass
