@@ -53,7 +53,7 @@ def find_sources(patterns: Sequence[str], reading: Reading) -> list[Source]:
     for pattern in map(str, patterns):
         url = url_of(pattern)
         folder = os.path.isdir(os.path.expanduser(pattern)) if url is None else is_folder(url)
-        candidates = list(_expand(pattern, reading))
+        candidates = [source for item in _files_of(pattern) for source in _members(item, reading)]
         empty = 0
         for source in candidates:
             place = (identity(source.path), source.member)
@@ -68,17 +68,16 @@ def find_sources(patterns: Sequence[str], reading: Reading) -> list[Source]:
     return list(sources.values())
 
 
-def _expand(pattern: str, reading: Reading) -> Iterator[Source]:
-    """The sources that a path, a folder or a glob stands for.
+def _files_of(pattern: str) -> list[Path]:
+    """The files that a path, a folder or a glob stands for.
 
     Raises:
         DataError: there are none, or the folder is a corpus.
     """
     path = Path(os.path.expanduser(pattern))  # unlike Path.expanduser it takes a name such as ~draft.txt as it is
     if (url := url_of(pattern)) is not None:
-        for item in _at_url(url):
-            yield from _members(item, reading)
-    elif path.is_dir():
+        return _at_url(url)
+    if path.is_dir():
         if _is_corpus(path):
             raise DataError(f"{path}: is a corpus already; give the text that another is to be built of")
         files = _files_below(path)
@@ -87,19 +86,15 @@ def _expand(pattern: str, reading: Reading) -> Iterator[Source]:
             known = f"{len(files)} files, none of {' '.join(SUFFIXES)}"
             raise DataError(f"{path}: a folder without readable files ({known}); give the files by name: '{path}/*'")
         _say_passed_over(str(path), [item.name for item in files], len(readable))
-        for item in readable:
-            yield from _members(item, reading)
-    elif path.exists():
-        yield from _members(path, reading)
-    elif glob.has_magic(pattern):
-        matches = sorted(Path(name) for name in glob.glob(str(path), recursive=True))
-        matches = [item for item in matches if item.is_file()]
-        if not matches:
-            raise DataError(f"{pattern}: no file matches; check the pattern (** stands for any folders)")
-        for item in matches:
-            yield from _members(item, reading)
-    else:
+        return readable
+    if path.exists():
+        return [path]
+    if not glob.has_magic(pattern):
         raise DataError(f"{pattern}: no such file or folder; give existing files, folders or globs")
+    matches = sorted(item for name in glob.glob(str(path), recursive=True) if (item := Path(name)).is_file())
+    if not matches:
+        raise DataError(f"{pattern}: no file matches; check the pattern (** stands for any folders)")
+    return matches
 
 
 def _at_url(url: str) -> list[Path]:
