@@ -24,6 +24,7 @@ from encoderlab.errors import ConfigError, DataError
 from encoderlab.execution.workers import cores
 from encoderlab.files import finite, locked, remove_leftovers, write_bytes, write_json
 from encoderlab.interchange.places import PROVENANCE, commits
+from encoderlab.processor import first_core
 
 log = logging.getLogger(__name__)
 _PACKAGE = logging.getLogger("encoderlab")  # all modules log below this logger, so run.log gets their lines
@@ -242,14 +243,8 @@ def hardware() -> dict[str, Any]:
     """The machine: processor, threads, accelerators."""
     import torch  # here, so that reading folders does not import torch
 
-    cpu = platform.processor() or platform.machine()
-    if (info := Path("/proc/cpuinfo")).exists():
-        names = [
-            line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")
-        ]
-        cpu = names[0] if names else cpu
     return {
-        "cpu": cpu,
+        "cpu": first_core().get("model name") or platform.processor() or platform.machine(),
         "cores": cores(),
         "threads": torch.get_num_threads(),
         "accelerators": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
