@@ -133,6 +133,7 @@ class _Run:
         stack: contextlib.ExitStack,
     ) -> None:
         self.recipe, self.data, self.out, self.session, self.peak = recipe, data, out, session, peak
+        self.checkpoints = out / "checkpoints"
         self.world = join(recipe.execution.device)
         self._check()
         self.engine = Engine(objective, recipe, self.world)
@@ -157,10 +158,6 @@ class _Run:
         self.started = self.saved = replace(self.place)
         self.clock = time.perf_counter()
         self.window_start, self.window_from = self.clock, self.place.tokens
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.out / "checkpoints"
 
     def _check(self) -> None:
         """Refuse settings that cannot work, before anything is opened.
@@ -519,15 +516,17 @@ class _Run:
     def _find(self) -> int:
         """The step of the newest whole checkpoint, -1 if there is none. Damaged ones are renamed."""
         newest, damaged = checkpoint.newest(self.checkpoints)
-        if newest is None and not damaged:
+        if newest is None:
+            if damaged:
+                raise DataError(
+                    f"{damaged[0][1]}; no older checkpoint is intact: delete {self.checkpoints} to begin again"
+                )
             self._check_unsaved()
-        if damaged and newest is None:
-            raise DataError(f"{damaged[0][1]}; no older checkpoint is intact: delete {self.checkpoints} to begin again")
+            return -1
         for folder, why in damaged:
-            assert newest is not None
             self.journal.warn(f"{why}; continuing from {newest.name}")
             checkpoint.put_aside(folder)
-        return -1 if newest is None else int(newest.name.removeprefix("step-"))
+        return int(newest.name.removeprefix("step-"))
 
     def _check_unsaved(self) -> None:
         """Report that a run without checkpoints begins again; refuse it if a link to a lost checkpoint exists.
