@@ -93,11 +93,9 @@ def plan(
     counts: Counter[str] = Counter()
     judged = _judge_each_alone(pieces, selection, scratch, counts)
     if selection.drop_documents:
-        digests = [(path, "digests") for path in judged]
-        counts["duplicate_documents"] = _drop_repeated(judged, digests, scratch / "documents")
+        counts["duplicate_documents"] = _drop_repeated(judged, judged, "digests", scratch)
     if selection.near_duplicates is not None:
-        bands = [(path, "bands") for path in pieces]
-        counts["near_duplicate_documents"] = _drop_repeated(judged, bands, scratch / "bands")
+        counts["near_duplicate_documents"] = _drop_repeated(judged, pieces, "bands", scratch)
     plans = _split(judged, selection)
     invalid: Counter[int] = Counter()
     shards = _shards(pieces, plans, counts, invalid, out, vocab_size)
@@ -124,24 +122,24 @@ def _judge_each_alone(pieces: Sequence[Path], selection: Selection, scratch: Pat
     return judged
 
 
-def _drop_repeated(judged: Sequence[Path], numbers: Sequence[tuple[Path, str]], scratch: Path) -> int:
+def _drop_repeated(judged: Sequence[Path], files: Sequence[Path], name: str, scratch: Path) -> int:
     """Drop each document that has a number which an earlier one has, of those that are not dropped yet.
 
     Args:
         judged: files of decisions, which are written anew.
-        numbers: for each of them a file and the name of its tensor: as many numbers for every document.
+        files, name: for each of them a file, whose tensor of this name has as many numbers for every document.
 
     Returns:
         how many were dropped.
     """
 
     def candidates() -> Iterator[np.ndarray]:
-        for path, (file, name) in zip(judged, numbers, strict=True):
+        for path, file in zip(judged, files, strict=True):
             codes = map_tensors(path)["codes"]
             yield map_tensors(file)[name].reshape(max(len(codes), 1), -1)[: len(codes)][codes != DROPPED]
 
     total = sum(rows.size for rows in candidates())
-    repeated = find_repeated((rows.reshape(-1) for rows in candidates()), total, scratch)
+    repeated = find_repeated((rows.reshape(-1) for rows in candidates()), total, scratch / name)
     first = dropped = 0  # of the numbers of all
     for path, rows in zip(judged, candidates(), strict=True):
         again = repeated[first : first + rows.size].reshape(rows.shape).any(1)
