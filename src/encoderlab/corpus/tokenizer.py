@@ -370,23 +370,9 @@ class Tokenizer:
         return cls(trained.backend, trained.special_tokens, trained.options)
 
     @classmethod
-    def load(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        merges: str | os.PathLike[str] | None = None,
-        family: str | None = None,
-        lowercase: bool | None = None,
-        add_special: bool = False,
-    ) -> Tokenizer:
+    def load(cls, path: str | os.PathLike[str], **settings: Any) -> Tokenizer:
         """Read a tokenizer folder, or one file: see :func:`encoderlab.corpus.vocabularies.read`."""
-        parts = vocabularies.read(
-            Path(path),
-            merges=Path(merges) if merges else None,
-            family=family,
-            lowercase=lowercase,
-            add_special=add_special,
-        )
+        parts = vocabularies.read(Path(path), **settings)
         try:
             return cls(parts.backend, parts.special_tokens, parts.options)
         except DataError as error:
