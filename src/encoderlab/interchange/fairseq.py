@@ -56,8 +56,12 @@ def read(path: Path, *, allow_missing: bool = False) -> Models:
         match[1] for name in weights if (match := re.fullmatch(r"(classification_heads\..+)\.out_proj\.weight", name))
     ]
     if len(scopes) == 1:
-        labels = len(weights[f"{scopes[0]}.out_proj.weight"])
-        config = replace(config, task=_classification(fields, labels), labels=heads.unnamed(labels))
+        labels, dropout = len(weights[f"{scopes[0]}.out_proj.weight"]), fields.number("pooler_dropout", 0.0)
+        activation = fields.activation("pooler_activation_fn", "tanh")
+        task = Classification(
+            labels=labels, summary="dense", activation=activation, input_dropout=dropout, dropout=dropout
+        )
+        config = replace(config, task=task, labels=heads.unnamed(labels))
         name_table = replace(name_table, rules=(*name_table.rules, *name_tables.fairseq_head(scopes[0])))
     return {"model": assemble(config, weights, name_table, source, allow_missing=allow_missing)}
 
@@ -82,17 +86,6 @@ def _config(fields: Fields, words: Tensor, positions: Tensor) -> ModelConfig:
         ff_dropout=fields.number("activation_dropout", 0.0),
     )
     return ModelConfig(family="roberta", encoder=encoder, lm=LM())
-
-
-def _classification(fields: Fields, labels: int) -> Classification:
-    dropout = fields.number("pooler_dropout", 0.0)
-    return Classification(
-        labels=labels,
-        summary="dense",
-        activation=fields.activation("pooler_activation_fn", "tanh"),
-        input_dropout=dropout,
-        dropout=dropout,
-    )
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

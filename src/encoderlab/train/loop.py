@@ -521,24 +521,16 @@ class _Run:
                 raise DataError(
                     f"{damaged[0][1]}; no older checkpoint is intact: delete {self.checkpoints} to begin again"
                 )
-            self._check_unsaved()
+            latest, metrics = self.checkpoints / "latest", self.out / METRICS
+            if latest.is_symlink():
+                raise DataError(
+                    f"{latest}: points to a missing checkpoint, and there is no other; restore it to resume, or "
+                    f"delete {self.checkpoints} to begin again"
+                )
+            if metrics.exists() and metrics.stat().st_size:
+                self.journal.warn(f"{self.out}: an earlier session left no checkpoint; the run begins again at step 0")
             return -1
         for folder, why in damaged:
             self.journal.warn(f"{why}; continuing from {newest.name}")
             checkpoint.put_aside(folder)
         return int(newest.name.removeprefix("step-"))
-
-    def _check_unsaved(self) -> None:
-        """Report that a run without checkpoints begins again; refuse it if a link to a lost checkpoint exists.
-
-        Raises:
-            DataError: names the link.
-        """
-        latest, metrics = self.checkpoints / "latest", self.out / METRICS
-        if latest.is_symlink():
-            raise DataError(
-                f"{latest}: points to a missing checkpoint, and there is no other; restore it to resume, or "
-                f"delete {self.checkpoints} to begin again"
-            )
-        if metrics.exists() and metrics.stat().st_size:
-            self.journal.warn(f"{self.out}: an earlier session left no checkpoint; the run begins again at step 0")
