@@ -127,12 +127,12 @@ def read_task(data: dict[str, Any], source: str, model_type: str, config: ModelC
         return config
     if kind in ("SequenceClassification", "MultipleChoice"):
         choice = kind == "MultipleChoice"
-        form = (CHOICE if choice else SEQUENCE).get(model_type)
-        if form is None:
+        theirs = (CHOICE if choice else SEQUENCE).get(model_type)
+        if theirs is None:
             raise _unknown(architecture)
         labels = CHOICES if choice else _answers(fields, _labels(fields))
         several = not choice and fields.take("problem_type", None) == SEVERAL
-        head = replace(_classification(fields, form, len(labels)), several=several)
+        head = replace(_classification(fields, theirs, len(labels)), several=several)
     elif kind == "TokenClassification" and model_type in SEQUENCE:
         labels = _labels(fields)
         field, usual = _tagging_dropout(model_type)
@@ -176,8 +176,8 @@ def _tagging_dropout(model_type: str) -> tuple[str, float | None]:
 
     DistilBERT, DeBERTa and XLNet have no such field in ``transformers``; only we read the one written for them.
     """
-    form = SEQUENCE[model_type]
-    return (form.dropout, form.usual) if form.dropout.startswith("classifier") else ("classifier_dropout", None)
+    theirs = SEQUENCE[model_type]
+    return (theirs.dropout, theirs.usual) if theirs.dropout.startswith("classifier") else ("classifier_dropout", None)
 
 
 def _answer_dropout(model_type: str) -> tuple[str, float]:
@@ -191,12 +191,12 @@ def _prediction(fields: Fields, model_type: str) -> Prediction | None:
     return read_prediction(fields) if SEQUENCE[model_type].prediction else None
 
 
-def _classification(fields: Fields, form: Classifier, labels: int) -> Classification:
-    if form.summary is not None:
-        fields.only("summary_type", form.summary)
+def _classification(fields: Fields, theirs: Classifier, labels: int) -> Classification:
+    if theirs.summary is not None:
+        fields.only("summary_type", theirs.summary)
         fields.only("summary_use_proj", True)
-    dropout = _dropout(fields, form.dropout, form.usual)
-    if form.prediction:
+    dropout = _dropout(fields, theirs.dropout, theirs.usual)
+    if theirs.prediction:
         pooling = fields.take("classifier_pooling", "cls")
         if pooling not in ("cls", "mean"):
             raise DataError(f"{fields.source}: classifier_pooling {pooling!r} is not implemented; expected cls or mean")
@@ -209,9 +209,11 @@ def _classification(fields: Fields, form: Classifier, labels: int) -> Classifica
         )
     return Classification(
         labels=labels,
-        summary="pooler" if form.dense is None else "dense",
-        activation=fields.activation(form.field, THEIR_ACTIVATION[form.activation]) if form.field else form.activation,
-        input_dropout=dropout if form.before else fields.number("pooler_dropout", 0.0),
+        summary="pooler" if theirs.dense is None else "dense",
+        activation=fields.activation(theirs.field, THEIR_ACTIVATION[theirs.activation])
+        if theirs.field
+        else theirs.activation,
+        input_dropout=dropout if theirs.before else fields.number("pooler_dropout", 0.0),
         dropout=dropout,
     )
 
@@ -243,26 +245,26 @@ def write_task(config: ModelConfig, model_type: str) -> tuple[str, dict[str, Any
 def _write_classification(head: Classification, config: ModelConfig, model_type: str) -> tuple[str, dict[str, Any]]:
     choice = config.labels == CHOICES
     ending = "ForMultipleChoice" if choice else "ForSequenceClassification"
-    form = (CHOICE if choice else SEQUENCE).get(model_type)
-    if form is None:
+    theirs = (CHOICE if choice else SEQUENCE).get(model_type)
+    if theirs is None:
         raise DataError(f"transformers has no class {ending} for {model_type}")
-    summary = "pooler" if form.dense is None else "dense"
-    fields = _their_labels(config.labels) | {form.dropout: head.dropout} | _their_prediction(head, model_type)
+    summary = "pooler" if theirs.dense is None else "dense"
+    fields = _their_labels(config.labels) | {theirs.dropout: head.dropout} | _their_prediction(head, model_type)
     activation = head.activation
-    if form.field is None:
-        activation = form.activation
-    elif form.field == "hidden_act":
+    if theirs.field is None:
+        activation = theirs.activation
+    elif theirs.field == "hidden_act":
         activation = config.encoder.activation
     else:
-        fields[form.field] = THEIR_ACTIVATION[activation]
-    if form.prediction:
+        fields[theirs.field] = THEIR_ACTIVATION[activation]
+    if theirs.prediction:
         summary = "raw"
         fields["classifier_pooling"] = "mean" if head.pooling == "mean" else "cls"
     elif head.pooling == "mean":
         raise DataError(f"a classifier of the mean over all tokens has no counterpart for {model_type} in transformers")
-    if form is _POOLED:
+    if theirs is _POOLED:
         fields["pooler_dropout"] = head.input_dropout
-    if head.summary != summary or (form.dense is not None and head.activation != activation):
+    if head.summary != summary or (theirs.dense is not None and head.activation != activation):
         raise DataError(
             f"a classifier with summary {head.summary!r} and {head.activation!r} has no counterpart for "
             f"{model_type} in transformers; fine-tune with summary {summary!r} and activation {activation!r}"
@@ -303,8 +305,8 @@ def task_rules(config: ModelConfig, model_type: str) -> tuple[Rule, ...]:
             *linear("task.out", "classifier"),
         )
     if isinstance(head, Classification):
-        form = (CHOICE if config.labels == CHOICES else SEQUENCE)[model_type]
-        return (*(linear("task.dense", form.dense) if form.dense else ()), *linear("task.out", form.out))
+        theirs = (CHOICE if config.labels == CHOICES else SEQUENCE)[model_type]
+        return (*(linear("task.dense", theirs.dense) if theirs.dense else ()), *linear("task.out", theirs.out))
     if isinstance(head, Tagging):
         return linear("task.out", "classifier")
     if isinstance(head, Span):

@@ -64,10 +64,10 @@ def load(folder: str | os.PathLike[str], *, allow_missing: bool = False) -> Mode
     checksums.verify(folder)
     data = read_json(folder / "config.json")
     source = str(folder / "config.json")
-    form, config = configs.read(data, source)
-    config = heads.read_task(data, source, form.model_type, config)
+    format, config = configs.read(data, source)
+    config = heads.read_task(data, source, format.model_type, config)
     model = assemble(
-        config, read_tensors(folder), name_table_of(config, form.model_type), folder, allow_missing=allow_missing
+        config, read_tensors(folder), name_table_of(config, format.model_type), folder, allow_missing=allow_missing
     )
     reading.give_tokenizer(model, _tokenizer(folder), folder)
     return model
@@ -103,21 +103,22 @@ def save(model: Model, folder: str | os.PathLike[str], *, both_heads: bool = Fal
         weights = {name: tensor for name, tensor in weights.items() if not name.startswith("lm.")}
         config = replace(config, lm=None)
     config, weights, given_back = _all_heads(config, weights)
-    form = configs.format_of(config)
-    if form.model_type == "roberta" and model.tokenizer is not None:
+    format = configs.format_of(config)
+    model_type = format.model_type
+    if model_type == "roberta" and model.tokenizer is not None:
         config, weights = _count_from_padding(config, weights, model.tokenizer.special.pad)
-    data = {**configs.write(config), **_more_fields(model, config, form)}
+    data = {**configs.write(config), **_more_fields(model, config, format)}
     for name, tensor in weights.items():
         if not bool(torch.isfinite(tensor).all()):
             raise DataError(f"{name} has values that are not finite; use an earlier checkpoint")
-    ties = form.model_type == "transfo-xl"  # its last readers expect both names
-    name_table = name_table_of(config, form.model_type)
+    ties = model_type == "transfo-xl"  # its last readers expect both names
+    name_table = name_table_of(config, model_type)
     tensors = names.write(name_table, weights, config.encoder, dialects=both_heads, ties=ties)
-    tensors |= _additions(config, form.model_type)
+    tensors |= _additions(config, model_type)
     notes = _notes(config)
     if given_back:
         notes.append(
-            f"{given_back} pruned heads of each layer are written as zeros, because {form.model_type} in transformers "
+            f"{given_back} pruned heads of each layer are written as zeros, because {model_type} in transformers "
             "has as many heads as fill the width; results are the same, the speed is that of all heads"
         )
     lost = [
@@ -232,15 +233,15 @@ def _additions(config: ModelConfig, model_type: str) -> dict[str, Tensor]:
     return more
 
 
-def _more_fields(model: Model, config: ModelConfig, form: configs.Format) -> dict[str, Any]:
+def _more_fields(model: Model, config: ModelConfig, format: configs.Format) -> dict[str, Any]:
     """Class name, ids of special tokens, and fields of the fine-tuning head."""
     more: dict[str, Any] = {}
     if model.config.task is not None:
-        ending, more = heads.write_task(model.config, form.model_type)
+        ending, more = heads.write_task(model.config, format.model_type)
     else:
-        ending = _pretraining_class(config, form.model_type)
-    stem = configs.STEMS.get(config.model_type or "", form.stem)
-    return {"architectures": [stem + ending], "dtype": "float32", **_special_ids(model, form.model_type), **more}
+        ending = _pretraining_class(config, format.model_type)
+    stem = configs.STEMS.get(config.model_type or "", format.stem)
+    return {"architectures": [stem + ending], "dtype": "float32", **_special_ids(model, format.model_type), **more}
 
 
 def _special_ids(model: Model, model_type: str) -> dict[str, int | None]:

@@ -254,12 +254,12 @@ def write(
         if taken:
             raise DataError(f"the format has only one place, {taken[0]}, for {owners[taken[0]]} and {rule.ours}")
         owners |= dict.fromkeys(rule.theirs, rule.ours)
-        forms = [
+        choices = [
             rule.theirs,
             *([rule.dialect] if dialects and rule.dialect else []),
             *((tie,) for tie in rule.ties if ties),
         ]
-        for names in forms:
+        for names in choices:
             parts = rule.change.write(weights[rule.ours], config, len(names))
             # A tensor with two names is copied, because tensors in a file of weights share no memory.
             copies = [part.clone() if names is not rule.theirs else part for part in parts]

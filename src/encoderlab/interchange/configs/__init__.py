@@ -31,8 +31,8 @@ class Format:
 
 
 FORMATS = {
-    form.model_type: form
-    for form in (
+    format.model_type: format
+    for format in (
         Format("bert", "Bert", absolute.read_bert, absolute.write_bert),
         Format("roberta", "Roberta", absolute.read_roberta, absolute.write_roberta),
         Format("albert", "Albert", absolute.read_albert, absolute.write_albert),
@@ -61,13 +61,13 @@ def read(data: dict[str, Any], source: str) -> tuple[Format, ModelConfig]:
         DataError: an unknown ``model_type``, or a field that is missing, wrong or not implemented.
     """
     name = data.get("model_type")
-    form = FORMATS.get(SAME_AS.get(name, name)) if isinstance(name, str) else None
-    if form is None:
+    format = FORMATS.get(SAME_AS.get(name, name)) if isinstance(name, str) else None
+    if format is None:
         raise DataError(
             f"{source}: model_type {name!r} is not implemented; known are {', '.join((*FORMATS, *SAME_AS))}"
         )
-    config = read_as(form.model_type, Fields(data, source))
-    return form, replace(config, model_type=name) if name in STEMS else config
+    config = read_as(format.model_type, Fields(data, source))
+    return format, replace(config, model_type=name) if name in STEMS else config
 
 
 def read_as(model_type: str, fields: Fields) -> ModelConfig:
@@ -104,16 +104,16 @@ def write(config: ModelConfig) -> dict[str, Any]:
     Raises:
         DataError: the architecture has a part that ``transformers`` lacks.
     """
-    form = format_of(config)
-    data = {"model_type": config.model_type or form.model_type, **form.write(config)}
-    _, back = read(dict(data), form.model_type)
+    format = format_of(config)
+    data = {"model_type": config.model_type or format.model_type, **format.write(config)}
+    _, back = read(dict(data), format.model_type)
     for field in dataclasses.fields(EncoderConfig):
         mine, theirs = (comparable(value, field.name) for value in (config.encoder, back.encoder))
         if mine != theirs and field.name not in NOT_COMPUTED:
-            raise DataError(f"{form.model_type} in transformers has {field.name} {theirs!r} and cannot have {mine!r}")
+            raise DataError(f"{format.model_type} in transformers has {field.name} {theirs!r} and cannot have {mine!r}")
     for name, mine, theirs in zip(("LM head", "pooler"), _heads(config), _heads(back), strict=True):
         if mine != theirs and mine is not None:
-            raise DataError(f"{form.model_type} in transformers has {name} {theirs} and cannot have {mine}")
+            raise DataError(f"{format.model_type} in transformers has {name} {theirs} and cannot have {mine}")
     return data
 
 
