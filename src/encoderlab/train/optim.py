@@ -12,7 +12,7 @@ import math
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -56,6 +56,7 @@ class _Adam(Bounded):
     betas: tuple[Rate, Rate] = (0.9, 0.999)
     eps: Positive = 1e-6
     weight_decay: NonNegative = 0.01
+    corrected: ClassVar[bool] = True  # whether averages are corrected for their start at zero
     no_decay: tuple[Literal["norm", "bias"], ...] = ("norm", "bias")
     layer_decay: LayerDecay | None = None
 
@@ -79,6 +80,7 @@ class BertAdam(_Adam):
     """
 
     kind: Literal["bert_adam"] = "bert_adam"
+    corrected = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +92,7 @@ class Lamb(_Adam):
     """
 
     kind: Literal["lamb"] = "lamb"
+    corrected = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,7 +294,7 @@ class Optimizer:
 
     def _adam(self, group: Group, shards: Shards, lr: float, grad_scale: Tensor | None, skip: Tensor | None) -> None:
         """One fused pass over memory; BERT's Adam is AdamW at a step count at which both corrections are 1."""
-        count = float(self.steps) if isinstance(self.optim, (AdamW, Muon)) else UNCORRECTED
+        count = float(self.steps) if self.optim.corrected else UNCORRECTED
         step = torch.full((), count, device=shards.weights[0].device)
         torch._fused_adamw_(
             shards.weights,
@@ -412,8 +415,7 @@ class Optimizer:
         """
         if isinstance(self.optim, Lamb):
             return torch.tensor(lr)
-        corrected = isinstance(self.optim, (AdamW, Muon, StableAdamW))
-        count = max(self.steps, 1) if corrected else UNCORRECTED  # 0: every step was skipped
+        count = max(self.steps, 1) if self.optim.corrected else UNCORRECTED  # 0: every step was skipped
         (beta1, beta2), eps = self.optim.betas, self.optim.eps
         first, second = 1 - beta1**count, math.sqrt(1 - beta2**count)
         moved, length = [], []
