@@ -128,7 +128,7 @@ def test_buckets_leave_while_the_backward_pass_computes(tmp_path: Path) -> None:
 
 def test_nodes_that_differ_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     told = [["gpu1", {"torch": "2.13.0"}], ["gpu7", {"torch": "2.11.0"}]]
-    monkeypatch.setattr(World, "texts", lambda self, own: [json.dumps(one) for one in told])
+    monkeypatch.setattr(World, "gather", lambda self, own: told)
     with pytest.raises(ConfigError, match="process 1 on gpu7 has torch 2.11.0, and process 0 on gpu1 has 2.13.0; inst"):
         World(0, 2, torch.device("cpu")).same({"torch": "2.13.0"}, "install the same")
 
@@ -138,7 +138,7 @@ def test_a_node_that_lacks_something_is_named_on_the_first(monkeypatch: pytest.M
         raise DataError("corpora/wiki: does not exist")
 
     told = [[], ["gpu7", "corpora/wiki: does not exist", 3]]
-    monkeypatch.setattr(World, "texts", lambda self, own: [json.dumps(one) for one in told])
+    monkeypatch.setattr(World, "gather", lambda self, own: told)
     with pytest.raises(EncoderlabError, match="^process 1 on gpu7: corpora/wiki: does not exist$") as caught:
         World(0, 2, torch.device("cpu")).everywhere(lambda: None)
     assert caught.value.code == 3

@@ -174,8 +174,7 @@ def write_together(folder: Path, snapshot: Snapshot, world: World) -> None:
             path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)}
             for path in partial.glob(f"shard-{world.rank + 1:05d}-*.safetensors")
         }
-        entries = [json.loads(text) for text in world.texts(json.dumps(own))]
-        files = {name: entry for part in entries for name, entry in part.items()}
+        files = {name: entry for part in world.gather(own) for name, entry in part.items()}
         world.agree(lambda: _complete(folder, partial, files, snapshot))
     except BaseException:
         if world.main:

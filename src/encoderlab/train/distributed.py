@@ -59,14 +59,10 @@ class World:
             dist.all_reduce(message, group=self.group)
         return message.tolist()
 
-    def texts(self, own: str) -> list[str]:
-        """The text of every process, in the order of ranks; every process must call it."""
-        if self.size == 1:
-            return [own]
-        letters = torch.frombuffer(bytearray(own.encode()), dtype=torch.uint8)
-        sizes = [int(size) for size in self.sum([len(letters) * (rank == self.rank) for rank in range(self.size)])]
-        everyone = self.gather_rows(letters)
-        return [bytes(part.tolist()).decode() for part in everyone.split(sizes)]
+    def gather(self, own: Any) -> list[Any]:
+        """The plain data of every process, in the order of ranks; every process must call it."""
+        letters = torch.frombuffer(bytearray(json.dumps(own).encode()), dtype=torch.uint8)
+        return [json.loads(bytes(part.tolist())) for part in self.gather_rows(letters)]
 
     def apart(self) -> World:
         """The same processes with messages of their own, for another thread; every process must call it."""
@@ -100,12 +96,12 @@ class World:
             made = act()
         except EncoderlabError as failure:
             error = failure
-        told = self.texts(json.dumps([platform.node(), str(error), error.code] if error else []))
-        failed = next((rank for rank, text in enumerate(told) if json.loads(text)), None)
+        told = self.gather([platform.node(), str(error), error.code] if error else [])
+        failed = next((rank for rank, failure in enumerate(told) if failure), None)
         if error is not None:
             raise error
         if failed is not None:
-            node, message, code = json.loads(told[failed])
+            node, message, code = told[failed]
             who = f"process {failed} on {node}"
             raise _elsewhere(code, f"{who}: {message}" if self.main else f"stopped because {who} failed; {SEE_THERE}")
         return made  # type: ignore[return-value]
@@ -116,7 +112,7 @@ class World:
         Raises:
             ConfigError: names the node, the fact and the ``remedy``.
         """
-        told = [json.loads(text) for text in self.texts(json.dumps([platform.node(), dict(facts)]))]
+        told = self.gather([platform.node(), dict(facts)])
         here, ours = told[0]
         for rank, (node, theirs) in enumerate(told):
             for name in sorted(ours.keys() | theirs.keys()):
@@ -130,16 +126,16 @@ class World:
         """Wait for every process to call this."""
         self.sum([0.0])
 
-    def gather_rows(self, tensor: Tensor) -> Tensor:
-        """The rows of all processes concatenated; processes may have different numbers of rows."""
+    def gather_rows(self, tensor: Tensor) -> list[Tensor]:
+        """The rows of each process, in the order of ranks; processes may have different numbers of rows."""
         if self.size == 1:
-            return tensor
+            return [tensor]
         counts = [int(count) for count in self.sum([len(tensor) * (rank == self.rank) for rank in range(self.size)])]
         padded = tensor.new_zeros(max(counts), *tensor.shape[1:])  # the exchange needs equal shapes
         padded[: len(tensor)] = tensor
         parts = [torch.empty_like(padded) for _ in counts]
         dist.all_gather(parts, padded, group=self.group)
-        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+        return [part[:count] for part, count in zip(parts, counts, strict=True)]
 
     def share(self, rows: int) -> tuple[int, int]:
         """Start and end of this process's contiguous part of a batch."""

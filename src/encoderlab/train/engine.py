@@ -224,7 +224,7 @@ class Engine:
 
     def carried(self) -> dict[str, Tensor]:
         """The other tensors that pass from step to step, as :meth:`weights`: moments, averages of weights, memory."""
-        memory = {f"{MEMORY}{i}": self.world.gather_rows(m).float() for i, m in enumerate(self.memory or ())}
+        memory = {f"{MEMORY}{i}": torch.cat(self.world.gather_rows(m)).float() for i, m in enumerate(self.memory or ())}
         return self._copied(self._moving() | memory)
 
     def _moving(self) -> dict[str, Tensor]:

@@ -70,9 +70,8 @@ def pretrain(
             f"{out / 'checkpoints'}: has no checkpoint, although the run has finished; restore one, delete "
             f"{out} to train again, or choose another output folder"
         )
-    branching = branch_from is not None and not resumed
     recipe = fit(recipe, tokenizer, resumed=out if resumed else None)
-    if branch_from is not None and branching:
+    if branch_from is not None and not resumed:
         world.agree(lambda: branch(branch_from, out, recipe))
         resumed = True
     world.agree(lambda: verify(corpus))  # once per session, because training would not notice a changed token
