@@ -127,11 +127,8 @@ def unigram(
     backend.normalizer = normalizers.Sequence(steps)
     scheme = "always" if model.dummy_prefix else "never"
     backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme)
-    backend.decoder = decoders.Metaspace(replacement="▁", prepend_scheme=scheme)
-    if model.byte_fallback:
-        backend.decoder = decoders.Sequence(
-            [decoders.ByteFallback(), decoders.Metaspace(replacement="▁", prepend_scheme=scheme)]
-        )
+    decoder = decoders.Metaspace(replacement="▁", prepend_scheme=scheme)
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoder]) if model.byte_fallback else decoder
     return backend
 
 

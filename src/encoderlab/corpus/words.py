@@ -9,6 +9,7 @@ word.
 
 from __future__ import annotations
 
+import string
 import unicodedata
 from collections.abc import Iterable, Sequence
 
@@ -37,7 +38,7 @@ def are_cjk(codes: np.ndarray) -> np.ndarray:
 
 def is_punctuation(char: str) -> bool:
     """Whether BERT's tokenizer splits ``char`` off: every ASCII symbol, and the punctuation of Unicode."""
-    return char in _ASCII_SYMBOLS if char.isascii() else unicodedata.category(char)[0] == "P"
+    return char in string.punctuation if char.isascii() else unicodedata.category(char)[0] == "P"
 
 
 def char_class(char: str) -> int:
@@ -45,9 +46,6 @@ def char_class(char: str) -> int:
     if char.isspace():
         return OPEN
     return OTHER if is_cjk(char) or is_punctuation(char) else LETTER
-
-
-_ASCII_SYMBOLS = frozenset("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 
 
 class WordStarts:
