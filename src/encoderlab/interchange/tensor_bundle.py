@@ -79,9 +79,7 @@ class Checkpoint:
         if values.get(2, [0])[0] != 0:
             raise DataError(f"{self.index_path}: written on a big-endian machine, which is not supported")
         self.num_shards = int(values.get(1, [1])[0])
-        self.entries: dict[str, BundleEntry] = {}
-        for key, value in table.items():
-            self.entries[key.decode("utf-8")] = self._entry(key.decode("utf-8"), value)
+        self.entries = {key.decode(): self._entry(key.decode(), value) for key, value in table.items()}
 
     def __contains__(self, name: str) -> bool:
         return name in self.entries
@@ -131,13 +129,10 @@ class Checkpoint:
                 f"{self.index_path}: tensor {name!r} is stored in slices (a partitioned variable), "
                 "which is not supported; save the checkpoint again without a partitioner"
             )
-        shape = []
-        for message in values.get(2, []):
-            for dim in _fields(message, self.index_path).get(2, []):
-                shape.append(int(_fields(dim, self.index_path).get(1, [0])[0]))
+        dims = [dim for message in values.get(2, []) for dim in _fields(message, self.index_path).get(2, [])]
         return BundleEntry(
             dtype=int(values.get(1, [0])[0]),
-            shape=tuple(shape),
+            shape=tuple(int(_fields(dim, self.index_path).get(1, [0])[0]) for dim in dims),
             shard=int(values.get(3, [0])[0]),
             offset=int(values.get(4, [0])[0]),
             size=int(values.get(5, [0])[0]),

@@ -53,11 +53,10 @@ class RemoteFile(io.RawIOBase):
         self._place, self._checked = 0, False
         self._system, self._path = places.file_system(url)
         self._info = places.info(url)
+        self._whole: bytes | None = None
         if self._info.size < 0:  # a web server that does not say: there is no other way than all at once
-            self._whole: bytes | None = places.read_bytes(url)
+            self._whole = places.read_bytes(url)
             self._info = self._info._replace(size=len(self._whole))
-        else:
-            self._whole = None
         self._pool = ThreadPoolExecutor(AHEAD, thread_name_prefix="storage")
         self._blocks: dict[int, Future[bytes]] = {}
         self._last = -1  # block that was read last
