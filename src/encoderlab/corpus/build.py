@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import logging
 import math
 import os
@@ -203,7 +202,7 @@ def resolve_sources(patterns: Sequence[str], reading: Reading) -> list[Source]:
 def _complete(settings: BuildSettings, sources: Sequence[Source], out: Path) -> Manifest:
     """The manifest of a corpus that is there already, if it is the one asked for and whole."""
     manifest = read_manifest(out)
-    asked = _plain(settings)
+    asked = to_dict(settings)
     # What corpora of earlier versions do not record has its default.
     recorded = manifest.settings or {}
     built = {**recorded, "selection": {**to_dict(Selection()), **recorded.get("selection", {})}}
@@ -259,7 +258,7 @@ class Part:
     def plan(self) -> dict[str, Any]:
         """The description of the corpus that is known before the sources are read."""
         return {
-            "settings": _plain(self.settings),
+            "settings": to_dict(self.settings),
             "sources": {source.name: list(info(source.path)) for source in self.sources},
             "tokenizer": _given_hash(self.settings),
             "shard_index": self.shard_index,
@@ -345,7 +344,7 @@ class Part:
             tasks.finish()
         made = pieces_made(self.folder)
         record = PartRecord(
-            settings=_plain(self.settings),
+            settings=to_dict(self.settings),
             sources=tuple(
                 _source_record(source, hashes[str(source.path)] if index in firsts else "")
                 for index, source in enumerate(self.sources)
@@ -385,11 +384,6 @@ class Part:
         (self.folder / PART).unlink(missing_ok=True)
         shutil.rmtree(self.folder / ASSEMBLY, ignore_errors=True)
         return None
-
-
-def _plain(settings: BuildSettings) -> Any:
-    """The settings as JSON has them."""
-    return json.loads(json.dumps(to_dict(settings)))
 
 
 def _load_given(settings: GivenTokenizer) -> Tokenizer:
