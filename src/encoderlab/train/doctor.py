@@ -27,6 +27,7 @@ TOO_MUCH = 9  # times the usual rate; the logged losses may miss the peak itself
 TASKS = ("classification", "multilabel", "regression", "tagging")  # the fine-tuning terms with one loss per label
 LEARNED = 0.95  # of the loss of guessing: a loss below it has learned something
 CHARACTERS = 1000  # a smaller vocabulary may be one of characters
+Level = Literal["warning", "error"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Finding:
     """One diagnosis: its name, how serious it is, the symptom, and the remedy."""
 
     name: str
-    level: Literal["warning", "error"]
+    level: Level
     seen: str
     remedy: str
 
@@ -232,20 +233,12 @@ def masked_share(e: Evidence) -> Finding | None:
     causal = (e.recipe.get("objective") or {}).get("causal", 0.0)  # the share of rows in which nothing is masked
     share /= 1 - causal
     if share < 0.05:
-        return Finding(
-            "few targets",
-            "warning",
-            f"only {share:.1%} of the tokens are predicted",
-            "raise the masking rate; 0.15 to 0.4 is usual",
-        )
-    if share > 0.6:
-        return Finding(
-            "little context",
-            "warning",
-            f"{share:.0%} of the tokens are hidden",
-            "lower the masking rate; 0.15 to 0.4 is usual",
-        )
-    return None
+        name, seen, change = "few targets", f"only {share:.1%} of the tokens are predicted", "raise"
+    elif share > 0.6:
+        name, seen, change = "little context", f"{share:.0%} of the tokens are hidden", "lower"
+    else:
+        return None
+    return Finding(name, "warning", seen, f"{change} the masking rate; 0.15 to 0.4 is usual")
 
 
 def duplicates(e: Evidence) -> Finding | None:
@@ -264,22 +257,16 @@ def wrong_tokenizer(e: Evidence) -> Finding | None:
     """Many tokens are unknown, or words are split into single letters."""
     if e.corpus is None:
         return None
-    if e.corpus.unknown_share > 0.05:  # Chinese articles on technology have 3% with Google's Chinese vocabulary
-        return Finding(
-            "wrong tokenizer",
-            "error",
-            f"{e.corpus.unknown_share:.1%} of the tokens are unknown to the tokenizer",
-            "train a tokenizer on this text, or use one for its language",
-        )
     size, least = e.corpus.bytes_per_token, 2.3 if e.corpus.vocab_size >= 8000 else 1.8
-    if size < least and e.corpus.vocab_size > CHARACTERS:
-        return Finding(
-            "wrong tokenizer",
-            "error" if size < 1.8 else "warning",
-            f"a token has {size:.2f} bytes of text on average: words are split into single letters",
-            "train a tokenizer on this text, or use one for its language",
-        )
-    return None
+    level: Level = "error"
+    if e.corpus.unknown_share > 0.05:  # Chinese articles on technology have 3% with Google's Chinese vocabulary
+        seen = f"{e.corpus.unknown_share:.1%} of the tokens are unknown to the tokenizer"
+    elif size < least and e.corpus.vocab_size > CHARACTERS:
+        seen = f"a token has {size:.2f} bytes of text on average: words are split into single letters"
+        level = "error" if size < 1.8 else "warning"
+    else:
+        return None
+    return Finding("wrong tokenizer", level, seen, "train a tokenizer on this text, or use one for its language")
 
 
 def leak(e: Evidence) -> Finding | None:
