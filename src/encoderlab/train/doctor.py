@@ -50,12 +50,8 @@ def not_finite(e: Evidence) -> Finding | None:
         broken.append(e.diverged)
     if not broken:
         return None
-    return Finding(
-        "not finite",
-        "error",
-        f"loss or gradient is not finite at step {broken[0]['step']}, learning rate {broken[0].get('lr') or 0:.2g}",
-        "lower optim.lr, lengthen schedule.warmup, or set precision=fp32",
-    )
+    seen = f"loss or gradient is not finite at step {broken[0]['step']}, learning rate {broken[0].get('lr') or 0:.2g}"
+    return Finding("not finite", "error", seen, "lower optim.lr, lengthen schedule.warmup, or set precision=fp32")
 
 
 def rate_too_high(e: Evidence) -> Finding | None:
@@ -84,12 +80,8 @@ def rate_too_high(e: Evidence) -> Finding | None:
         seen = f"the loss stays at {np.mean(values[-5:]):.2f}, the level without any context"
     else:
         return None
-    return Finding(
-        "learning rate too high",
-        "error",
-        f"{seen}, with learning rates up to {rate:.2g}",
-        f"set optim.lr to {usual if far else rate / 10:.2g} or lengthen schedule.warmup",
-    )
+    remedy = f"set optim.lr to {usual if far else rate / 10:.2g} or lengthen schedule.warmup"
+    return Finding("learning rate too high", "error", f"{seen}, with learning rates up to {rate:.2g}", remedy)
 
 
 def spikes(e: Evidence) -> Finding | None:
@@ -134,19 +126,13 @@ def warmup(e: Evidence) -> Finding | None:
     if length is None:
         return None
     if not length and encoder.get("norm", "post") == "post" and (e.recipe.get("clip") or 1) >= 1:
-        return Finding(
-            "no warm-up",
-            "warning",
-            "the learning rate starts at its peak; post-LayerNorm encoders then seldom train",
-            "set schedule.warmup to 0.01 of the budget or more",
-        )
+        seen = "the learning rate starts at its peak; post-LayerNorm encoders then seldom train"
+        return Finding("no warm-up", "warning", seen, "set schedule.warmup to 0.01 of the budget or more")
     share = length if length < 1 else length / (e.recipe.get("budget") or {}).get("amount", math.inf)
     if share > 0.5:
+        seen = f"the learning rate rises during {share:.0%} of the run"
         return Finding(
-            "long warm-up",
-            "warning",
-            f"the learning rate rises during {share:.0%} of the run",
-            "set schedule.warmup to 0.1 of the budget or less, or train longer",
+            "long warm-up", "warning", seen, "set schedule.warmup to 0.1 of the budget or less, or train longer"
         )
     return None
 
@@ -214,12 +200,8 @@ def frozen(e: Evidence) -> Finding | None:
     if not e.frozen:
         return None
     shown = ", ".join(e.frozen[:3]) + (f" and {len(e.frozen) - 3} more" if len(e.frozen) > 3 else "")
-    return Finding(
-        "frozen weights",
-        "error",
-        f"{shown} never had a gradient",
-        "set requires_grad on them, and pass them to the optimiser",
-    )
+    seen = f"{shown} never had a gradient"
+    return Finding("frozen weights", "error", seen, "set requires_grad on them, and pass them to the optimiser")
 
 
 def masked_share(e: Evidence) -> Finding | None:
@@ -244,12 +226,8 @@ def masked_share(e: Evidence) -> Finding | None:
 def duplicates(e: Evidence) -> Finding | None:
     """Many documents of the corpus are exact copies."""
     if e.corpus is not None and e.corpus.duplicate_share > 0.1:
-        return Finding(
-            "duplicates",
-            "error",
-            f"{e.corpus.duplicate_share:.0%} of the corpus's documents are exact copies of others",
-            "build the corpus again with duplicates removed",
-        )
+        seen = f"{e.corpus.duplicate_share:.0%} of the corpus's documents are exact copies of others"
+        return Finding("duplicates", "error", seen, "build the corpus again with duplicates removed")
     return None
 
 
@@ -282,12 +260,8 @@ def leak(e: Evidence) -> Finding | None:
             seen = f"the {e.term} loss is {loss:.2f}, a tenth of ln V"
         else:
             continue
-        return Finding(
-            "targets leak",
-            "error",
-            f"{seen} at step {line['step']}, too good for any encoder",
-            "check that inputs hide the targets, and that the text does not repeat a few documents",
-        )
+        remedy = "check that inputs hide the targets, and that the text does not repeat a few documents"
+        return Finding("targets leak", "error", f"{seen} at step {line['step']}, too good for any encoder", remedy)
     return None
 
 
@@ -305,12 +279,9 @@ def detector_below_majority(e: Evidence) -> Finding | None:
     )
     answer, majority = ("original", 1 - replaced) if replaced <= 0.5 else ("replaced", replaced)
     if right <= majority + 1e-3:
-        return Finding(
-            "discriminator at majority",
-            "warning",
-            f"it is right on {right:.1%} of tokens; calling all of them {answer} would be right on {majority:.1%}",
-            "train longer, raise objective.discriminator_weight, or use a smaller generator",
-        )
+        seen = f"it is right on {right:.1%} of tokens; calling all of them {answer} would be right on {majority:.1%}"
+        remedy = "train longer, raise objective.discriminator_weight, or use a smaller generator"
+        return Finding("discriminator at majority", "warning", seen, remedy)
     return None
 
 
@@ -334,12 +305,8 @@ def pairs_unlearned(e: Evidence) -> Finding | None:
         values = e.losses(name) if e.train and name in e.train[-1]["losses"] else []
         late = len(values) > 10 and values[-1][0] > 10 * SETTLED
         if late and abs(np.mean([value for _, value in values[-5:]]) - math.log(2)) < 0.005:
-            return Finding(
-                "labels say nothing",
-                "warning",
-                f"the {name} loss stays at ln 2",
-                "check that labels match their pairs",
-            )
+            seen = f"the {name} loss stays at ln 2"
+            return Finding("labels say nothing", "warning", seen, "check that labels match their pairs")
     return None
 
 
@@ -408,12 +375,9 @@ def behind_reference(e: Evidence) -> Finding | None:
         allowed = min(allowed, covered / 2)
     if now > expected + allowed:
         when = f"at step {last['step']}" if last["step"] <= steps[-1] else f"at its last step {steps[-1]}"
-        return Finding(
-            "behind the reference curve",
-            "warning",
-            f"validation loss {now:.2f} at step {last['step']}, the recorded run had {expected:.2f} {when}",
-            "compare your settings with the recipe's; another text or vocabulary shifts the curve",
-        )
+        seen = f"validation loss {now:.2f} at step {last['step']}, the recorded run had {expected:.2f} {when}"
+        remedy = "compare your settings with the recipe's; another text or vocabulary shifts the curve"
+        return Finding("behind the reference curve", "warning", seen, remedy)
     return None
 
 
@@ -444,12 +408,9 @@ def starved(e: Evidence) -> Finding | None:
     """Training waits for its data."""
     waits = [line["waiting"] for line in e.train[1:] if "waiting" in line]
     if len(waits) >= 3 and float(np.median(waits)) > 0.25:
-        return Finding(
-            "loader too slow",
-            "warning",
-            f"training waits for data {float(np.median(waits)):.0%} of the time",
-            "put the corpus on a faster disk, or leave a core free for the loader",
-        )
+        seen = f"training waits for data {float(np.median(waits)):.0%} of the time"
+        remedy = "put the corpus on a faster disk, or leave a core free for the loader"
+        return Finding("loader too slow", "warning", seen, remedy)
     return None
 
 
