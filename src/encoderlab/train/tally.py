@@ -43,16 +43,11 @@ class Tally:
         names = sorted(self._sums)
         numbers = [number for name in names for number in (*self._sums[name].tolist(), self._counts[name])]
         added = world.sum(numbers) if names else []
-        return {
-            name: {
-                "sum": added[3 * i],
-                "hits": added[3 * i + 1],
-                "count": added[3 * i + 2],
-                "weight": self._weights[name],
-            }
-            | ({} if name in self._with_hits else {"hits": -1.0})
-            for i, name in enumerate(names)
-        }
+        totals = {}
+        for name, total, hits, count in zip(names, added[::3], added[1::3], added[2::3], strict=True):
+            hits = hits if name in self._with_hits else -1.0
+            totals[name] = {"sum": total, "hits": hits, "count": count, "weight": self._weights[name]}
+        return totals
 
     def restore(self, totals: Mapping[str, Mapping[str, float]], world: World) -> None:
         """Restore the totals of an earlier tally; the first process holds the sums of all processes."""
