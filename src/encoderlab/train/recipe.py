@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
@@ -236,12 +237,8 @@ class Training(Bounded):
 
     def stage(self, spent: float) -> Stage:
         """Phase and rows per batch after ``spent`` of the budget."""
-        done, end, phase = spent / self.budget.amount, 0.0, len(self.phases) - 1
-        for i, candidate in enumerate(self.phases):
-            end += candidate.share
-            if done < end - 1e-9:
-                phase = i
-                break
+        done, ends = spent / self.budget.amount, accumulate(phase.share for phase in self.phases)
+        phase = next((number for number, end in enumerate(ends) if done < end - 1e-9), len(self.phases) - 1)
         rows = self.phases[phase].rows
         return Stage(phase, rows if self.ramp is None else self.ramp.rows_at(done, rows))
 
