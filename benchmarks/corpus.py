@@ -17,6 +17,7 @@ from pathlib import Path
 
 from encoderlab.corpus import pieces
 from encoderlab.corpus.build import resolve_sources
+from encoderlab.corpus.chunks import batched
 from encoderlab.corpus.documents import parse_block
 from encoderlab.corpus.sentences import sentence_starts
 from encoderlab.corpus.sources import Reading
@@ -45,7 +46,7 @@ def stages(source: str, tokenizer: Tokenizer, megabytes: float) -> None:
             documents = [item for _, block in piece.blocks for item in timed("parse", parse_block, block, reading)[0]]
             lines = [line for document in documents for line in document]
             timed("sentences", lambda lines=lines: [sentence_starts(line) for line in lines])
-            timed("tokens", lambda lines=lines: [alone.encode_corpus(batch) for batch in pieces._batches(lines)])
+            timed("tokens", lambda lines=lines: [alone.encode_corpus(batch) for batch in batched(lines, pieces.BATCH)])
             path = Path(place) / "piece.safetensors"
             timed("all, with marks and files", pieces.write_piece, path, piece, tokenizer, reading, None)
             size += sum(len(block.data) for _, block in piece.blocks)

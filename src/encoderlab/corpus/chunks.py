@@ -11,7 +11,7 @@ import json
 import re
 import unicodedata
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -73,6 +73,20 @@ def shortened(text: str, most: int) -> Shortened:
         last = match.end()
     parts.append(text[last:])
     return Shortened("".join(parts), np.array(ends, np.int64), np.array(removed, np.int64))
+
+
+def batched(texts: Iterable[str], size: int) -> Iterator[list[str]]:
+    """The texts in groups of ``size`` characters or a text more; the last may have fewer."""
+    batch: list[str] = []
+    left = size
+    for text in texts:
+        batch.append(text)
+        left -= len(text)
+        if left <= 0:
+            yield batch
+            batch, left = [], size
+    if batch:
+        yield batch
 
 
 class EncodedTexts(NamedTuple):

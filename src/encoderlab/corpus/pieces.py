@@ -19,6 +19,7 @@ import numpy as np
 
 from encoderlab.corpus import sealed
 from encoderlab.corpus.blocks import Position, SourceBlock
+from encoderlab.corpus.chunks import batched
 from encoderlab.corpus.documents import parse_block
 from encoderlab.corpus.near_duplicates import document_bands
 from encoderlab.corpus.sentences import sentence_starts
@@ -108,7 +109,7 @@ def write_piece(
     encoded = [line.encode() for line in lines]
     digests = b"".join([hashlib.blake2b(data, digest_size=8).digest() for data in encoded])
     kind = id_type(tokenizer.vocab_size)
-    parts = [encode_lines(batch, tokenizer, segmenter) for batch in _batches(lines)]
+    parts = [encode_lines(batch, tokenizer, segmenter) for batch in batched(lines, BATCH)]
     empty = EncodedLines(np.zeros(0, kind), np.zeros(0, bool), np.zeros(0, bool), np.zeros(0, np.int64))
     ids, words, sentences, sizes = (np.concatenate(arrays) for arrays in zip(empty, *parts, strict=True))
     sealed.write_tensors(
@@ -175,19 +176,6 @@ def _segmented(
     repeated[1:] = characters[1:] == characters[:-1]
     repeated[offsets(sizes)[:-1][sizes > 0]] = False  # the first token of a line
     return np.where(are_cjk(codes[characters]), marks[characters] & ~repeated, words)
-
-
-def _batches(lines: list[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    size = 0
-    for line in lines:
-        batch.append(line)
-        size += len(line)
-        if size >= BATCH:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 class Piece:

@@ -23,7 +23,7 @@ import tokenizers
 
 from encoderlab.corpus import tokenizer_training, vocabularies
 from encoderlab.corpus.beginnings import Beginnings, Head
-from encoderlab.corpus.chunks import CHINESE, ChunkEncoder, Mode, shortened, tokenize
+from encoderlab.corpus.chunks import CHINESE, ChunkEncoder, Mode, batched, shortened, tokenize
 from encoderlab.corpus.documents import SURROGATE
 from encoderlab.corpus.special_tokens import KINDS, FramingKind, Kind, SpecialTokens
 from encoderlab.corpus.words import WordStarts
@@ -229,15 +229,10 @@ class Tokenizer:
     def _encode_batch(self, texts: Sequence[str]) -> list[Encoding]:
         """:meth:`encode_batch` of whole texts, a group at a time, since the encodings of the library are large."""
         encodings: list[Encoding] = []
-        begin = size = 0
-        for end, text in enumerate(texts, start=1):
-            size += len(text)
-            if size > GROUP or end == len(texts):
-                group = list(texts[begin:end])
-                long = group.pop() if len(text) > GROUP else None
-                encodings += self._encode_group(group) if group else []
-                encodings += [] if long is None else [self._encode_long(long)]
-                begin, size = end, 0
+        for group in batched(texts, GROUP):
+            long = group.pop() if len(group[-1]) > GROUP else None  # only the last of a group can be
+            encodings += self._encode_group(group) if group else []
+            encodings += [] if long is None else [self._encode_long(long)]
         return encodings
 
     def _encode_long(self, text: str) -> Encoding:
