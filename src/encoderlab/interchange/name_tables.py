@@ -12,16 +12,12 @@ from encoderlab.interchange.names import (
     FLAT,
     HEADS_SPLIT,
     HEADS_SPLIT_OUT,
-    HEADS_SPLIT_STACKED,
     INTERLEAVED,
     POINTWISE,
     POINTWISE_TF,
     REVERSED,
     SAME,
     SCALAR_VECTOR,
-    STACKED,
-    STACKED_FLAT,
-    STACKED_TRANSPOSED,
     TRANSPOSED,
     TRANSPOSED_OUT,
     Change,
@@ -55,8 +51,8 @@ def qkv(ours: str, theirs: str, names: Sequence[str]) -> Rules:
     """The three maps of attention."""
     parts = [theirs + name for name in names]
     return (
-        Rule(f"{ours}.qkv", tuple(f"{part}.weight" for part in parts), STACKED),
-        Rule(f"{ours}.bias", tuple(f"{part}.bias" for part in parts), STACKED),
+        Rule(f"{ours}.qkv", tuple(f"{part}.weight" for part in parts)),
+        Rule(f"{ours}.bias", tuple(f"{part}.bias" for part in parts)),
     )
 
 
@@ -74,8 +70,8 @@ def tf_norm(ours: str, theirs: str) -> Rules:
 def tf_qkv(ours: str, theirs: str) -> Rules:
     parts = [f"{theirs}/{name}" for name in ("query", "key", "value")]
     return (
-        Rule(f"{ours}.qkv", tuple(f"{part}/kernel" for part in parts), STACKED_TRANSPOSED),
-        Rule(f"{ours}.bias", tuple(f"{part}/bias" for part in parts), STACKED_FLAT),
+        Rule(f"{ours}.qkv", tuple(f"{part}/kernel" for part in parts), TRANSPOSED),
+        Rule(f"{ours}.bias", tuple(f"{part}/bias" for part in parts), FLAT),
     )
 
 
@@ -184,13 +180,11 @@ ROBERTA_FAIRSEQ = NameTable(
         Rule(
             BLOCK + "attention.qkv",
             tuple(f"{_FAIRSEQ_ATTENTION}{part}_proj.weight" for part in "qkv"),
-            STACKED,
             dialect=(_FAIRSEQ_ATTENTION + "in_proj_weight",),
         ),
         Rule(
             BLOCK + "attention.bias",
             tuple(f"{_FAIRSEQ_ATTENTION}{part}_proj.bias" for part in "qkv"),
-            STACKED,
             dialect=(_FAIRSEQ_ATTENTION + "in_proj_bias",),
         ),
         *linear(BLOCK + "attention.out", _FAIRSEQ_ATTENTION + "out_proj"),
@@ -409,7 +403,7 @@ DEBERTA_V1 = NameTable(
     prefix="deberta.",
     rules=(
         Rule(BLOCK + "attention.qkv", (_DEBERTA_SELF + "in_proj.weight",), INTERLEAVED),
-        Rule(BLOCK + "attention.bias", (_DEBERTA_SELF + "q_bias", _DEBERTA_SELF + "v_bias"), STACKED),
+        Rule(BLOCK + "attention.bias", (_DEBERTA_SELF + "q_bias", _DEBERTA_SELF + "v_bias")),
         *linear(_TERM + "key", _DEBERTA_SELF + "pos_proj"),
         *linear(_TERM + "query", _DEBERTA_SELF + "pos_q_proj"),
         *_DEBERTA_COMMON,
@@ -436,7 +430,7 @@ XLNET = NameTable(
     rules=(
         *table(EMBEDDINGS + "words", "transformer.word_embedding", ties=["lm_loss.weight"]),
         Rule("mask_vector", ("transformer.mask_emb",), SCALAR_VECTOR),
-        Rule(BLOCK + "attention.qkv", tuple(_XLNET_ATTENTION + part for part in "qkv"), HEADS_SPLIT_STACKED),
+        Rule(BLOCK + "attention.qkv", tuple(_XLNET_ATTENTION + part for part in "qkv"), HEADS_SPLIT),
         Rule(BLOCK + "attention.out.weight", (_XLNET_ATTENTION + "o",), HEADS_SPLIT_OUT),
         Rule(_TERM + "project.weight", (_XLNET_ATTENTION + "r",), HEADS_SPLIT),
         Rule(_TERM + "u", (_XLNET_ATTENTION + "r_w_bias",)),
@@ -457,9 +451,7 @@ XLNET_TF = NameTable(
     rules=(
         Rule(EMBEDDINGS + "words", (_XLNET_TF + "word_embedding/lookup_table",)),
         Rule("mask_vector", (_XLNET_TF + "mask_emb/mask_emb",), SCALAR_VECTOR),
-        Rule(
-            BLOCK + "attention.qkv", tuple(f"{_XLNET_TF_ATTENTION}{part}/kernel" for part in "qkv"), HEADS_SPLIT_STACKED
-        ),
+        Rule(BLOCK + "attention.qkv", tuple(f"{_XLNET_TF_ATTENTION}{part}/kernel" for part in "qkv"), HEADS_SPLIT),
         Rule(BLOCK + "attention.out.weight", (_XLNET_TF_ATTENTION + "o/kernel",), HEADS_SPLIT_OUT),
         Rule(_TERM + "project.weight", (_XLNET_TF_ATTENTION + "r/kernel",), HEADS_SPLIT),
         Rule(_TERM + "u", (_XLNET_TF + "r_w_bias/{layer}",)),

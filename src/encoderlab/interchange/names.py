@@ -26,64 +26,34 @@ from encoderlab.nn.architecture import EncoderConfig
 
 @dataclass(frozen=True)
 class Change:
-    """How foreign tensors become ours (``read``) and ours become foreign (``write``); exact inverses of each other."""
+    """How a foreign tensor becomes ours (``read``) and ours becomes foreign (``write``); exact inverses of each other.
 
-    read: Callable[[Sequence[Tensor], EncoderConfig], Tensor]
-    write: Callable[[Tensor, EncoderConfig, int], Sequence[Tensor]]
+    Ours may be several foreign tensors, each changed, concatenated along rows.
+    """
 
-
-def _one(read: Callable[[Tensor], Tensor], write: Callable[[Tensor], Tensor]) -> Change:
-    return Change(lambda theirs, config: read(theirs[0]), lambda ours, config, count: [write(ours)])
-
-
-def _joined(read: Callable[[Tensor], Tensor], write: Callable[[Tensor], Tensor]) -> Change:
-    """Several foreign tensors, each changed, concatenated along rows."""
-    return Change(
-        lambda theirs, config: torch.cat([read(part) for part in theirs]),
-        lambda ours, config, count: [write(part) for part in ours.chunk(count)],
-    )
+    read: Callable[[Tensor, EncoderConfig], Tensor]
+    write: Callable[[Tensor, EncoderConfig], Tensor]
 
 
-def _interleave(theirs: Sequence[Tensor], config: EncoderConfig) -> Tensor:
-    """DeBERTa v1's ``in_proj`` (3 A, D): for each head its rows of queries, then of keys, then of values."""
-    return theirs[0].unflatten(0, (config.heads, 3, -1)).transpose(0, 1).flatten(0, 2)
-
-
-def _deinterleave(ours: Tensor, config: EncoderConfig, count: int) -> Sequence[Tensor]:
-    return [ours.unflatten(0, (3, config.heads, -1)).transpose(0, 1).flatten(0, 2)]
-
-
-def _split_heads(matrix: Tensor, config: EncoderConfig) -> Tensor:
-    """(A, D) -> XLNet's (D, H, K)."""
-    return matrix.T.unflatten(1, (config.heads, -1))
-
-
-SAME = _one(lambda x: x, lambda x: x)
-TRANSPOSED = _one(lambda x: x.flatten(1).T, lambda x: x.T)  # einsum kernels of old ALBERT files are (D, H, K)
-TRANSPOSED_OUT = _one(lambda x: x.flatten(0, -2).T, lambda x: x.T)  # and (H, K, D)
-FLAT = _one(lambda x: x.flatten(), lambda x: x)
-STACKED = _joined(lambda x: x, lambda x: x)
-STACKED_TRANSPOSED = _joined(lambda x: x.flatten(1).T, lambda x: x.T)
-STACKED_FLAT = _joined(lambda x: x.flatten(), lambda x: x)
-INTERLEAVED = Change(_interleave, _deinterleave)
-HEADS_SPLIT = Change(
-    lambda theirs, config: theirs[0].flatten(1).T, lambda ours, config, count: [_split_heads(ours, config)]
+SAME = Change(lambda x, _: x, lambda x, _: x)
+TRANSPOSED = Change(lambda x, _: x.flatten(1).T, lambda x, _: x.T)  # einsum kernels of old ALBERT files are (D, H, K)
+TRANSPOSED_OUT = Change(lambda x, _: x.flatten(0, -2).T, lambda x, _: x.T)  # and (H, K, D)
+FLAT = Change(lambda x, _: x.flatten(), lambda x, _: x)
+INTERLEAVED = Change(  # DeBERTa v1's in_proj (3 A, D): for each head its rows of queries, then of keys, then of values
+    lambda x, config: x.unflatten(0, (config.heads, 3, -1)).transpose(0, 1).flatten(0, 2),
+    lambda x, config: x.unflatten(0, (3, config.heads, -1)).transpose(0, 1).flatten(0, 2),
 )
-HEADS_SPLIT_STACKED = Change(
-    lambda theirs, config: torch.cat([part.flatten(1).T for part in theirs]),
-    lambda ours, config, count: [_split_heads(part, config) for part in ours.chunk(count)],
+HEADS_SPLIT = Change(  # XLNet's (D, H, K)
+    lambda x, _: x.flatten(1).T, lambda x, config: x.T.unflatten(1, (config.heads, -1))
 )
-HEADS_SPLIT_OUT = Change(
-    lambda theirs, config: theirs[0].flatten(1),
-    lambda ours, config, count: [ours.unflatten(1, (config.heads, -1))],
-)
-DEPTHWISE = _one(lambda x: x.squeeze(1), lambda x: x.unsqueeze(1))  # (D, 1, J)
-POINTWISE = _one(lambda x: x.squeeze(2), lambda x: x.unsqueeze(2))  # (A, D, 1)
-COLUMN = _one(lambda x: x.squeeze(1), lambda x: x.unsqueeze(1))  # (A, 1)
-DEPTHWISE_TF = _one(lambda x: x.squeeze(2).T, lambda x: x.T.unsqueeze(2))  # (J, D, 1)
-POINTWISE_TF = _one(lambda x: x.squeeze(0).T, lambda x: x.T.unsqueeze(0))  # (1, D, A)
-SCALAR_VECTOR = _one(lambda x: x.reshape(1, -1), lambda x: x.reshape(1, 1, -1))  # (1, 1, D)
-REVERSED = _one(lambda x: x.flip(0), lambda x: x.flip(0))
+HEADS_SPLIT_OUT = Change(lambda x, _: x.flatten(1), lambda x, config: x.unflatten(1, (config.heads, -1)))
+DEPTHWISE = Change(lambda x, _: x.squeeze(1), lambda x, _: x.unsqueeze(1))  # (D, 1, J)
+POINTWISE = Change(lambda x, _: x.squeeze(2), lambda x, _: x.unsqueeze(2))  # (A, D, 1)
+COLUMN = Change(lambda x, _: x.squeeze(1), lambda x, _: x.unsqueeze(1))  # (A, 1)
+DEPTHWISE_TF = Change(lambda x, _: x.squeeze(2).T, lambda x, _: x.T.unsqueeze(2))  # (J, D, 1)
+POINTWISE_TF = Change(lambda x, _: x.squeeze(0).T, lambda x, _: x.T.unsqueeze(0))  # (1, D, A)
+SCALAR_VECTOR = Change(lambda x, _: x.reshape(1, -1), lambda x, _: x.reshape(1, 1, -1))  # (1, 1, D)
+REVERSED = Change(lambda x, _: x.flip(0), lambda x, _: x.flip(0))
 
 
 # Rules ----------------------------------------------------------------------------------------------------------------
@@ -228,7 +198,8 @@ def is_ignored(name_table: NameTable, name: str) -> bool:
 def _read_one(rule: Rule, parts: Sequence[Tensor], shape: torch.Size, config: EncoderConfig) -> Tensor | None:
     """Our tensor of ``shape`` from the foreign ``parts``; None if they do not fit."""
     try:
-        value = rule.change.read(parts, config)
+        changed = [rule.change.read(part, config) for part in parts]
+        value = changed[0] if len(changed) == 1 else torch.cat(changed)
     except (RuntimeError, IndexError):  # a part has another number of axes
         return None
     return value if value.shape == shape else None
@@ -260,7 +231,7 @@ def write(
             *((tie,) for tie in rule.ties if ties),
         ]
         for names in choices:
-            parts = rule.change.write(weights[rule.ours], config, len(names))
+            parts = [rule.change.write(part, config) for part in weights[rule.ours].chunk(len(names))]
             # A tensor with two names is copied, because tensors in a file of weights share no memory.
             copies = [part.clone() if names is not rule.theirs else part for part in parts]
             tensors |= {name: part.contiguous() for name, part in zip(names, copies, strict=True)}
