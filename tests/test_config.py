@@ -168,9 +168,9 @@ def test_a_choice_is_made_by_its_kind() -> None:
             {"layers": [{"kind": "circle", "radios": 1}]},
             "unknown key 'layers.0.radios'; did you mean 'layers.0.radius'?",
         ),
-        ({"layers.0.radius": 1}, "--set: unknown key 'layers.0'; nothing lies below it"),
-        ({"layers": [], "layers.²": 1}, "--set: unknown key 'layers.²'; nothing lies below it"),
-        ({"pages.first": 1}, "--set: unknown key 'pages.first'; nothing lies below it"),
+        ({"layers.0.radius": 1}, "--set: unknown key 'layers.0'; it has no fields"),
+        ({"layers": [], "layers.²": 1}, "--set: unknown key 'layers.²'; it has no fields"),
+        ({"pages.first": 1}, "--set: unknown key 'pages.first'; it has no fields"),
         ({"pages": "many"}, "--set: pages: Input should be a valid integer"),
         ({"pages": "2.5"}, "(got 2.5)"),
         ({"pages": "0"}, "--set: pages is 0; give at least 1"),
@@ -183,7 +183,7 @@ def test_a_choice_is_made_by_its_kind() -> None:
         ({"shape": "{kind: square, corners: [1, x]}"}, "--set: shape.corners.1: Input should be a valid integer"),
         ({"pen.width": "wide"}, "--set: pen.width: Input should be a valid number"),
         ({"options": "[[1, x]]"}, "--set: options.0.1: Input should be a valid number"),
-        ({"shape.kind.deep": "x"}, "--set: unknown key 'shape.kind.deep'; nothing lies below it"),
+        ({"shape.kind.deep": "x"}, "--set: unknown key 'shape.kind.deep'; it has no fields"),
     ],
 )
 def test_refused_in_one_line(assignments: dict[str, Any], message: str) -> None:

@@ -28,6 +28,10 @@ BETTER = {  # pattern -> what to write
     r"\bof what is kept back\b": "name the number's range",
     r", for (?:it|they|there|this|these|that|a run|one) (?:is|are|has|have|was|were|knows?|does)\b": "because",
     r"\bholds no (?:run|model|checkpoint|config\.json)\b": "has no; is not a",
+    r"\bfor ever\b": "forever",
+    r"\banew\b": "again",
+    r"\bmend(?:s|ed)?\b": "fix; repair",
+    r"\bwithout a word\b": "silently",
 }
 
 

@@ -271,7 +271,7 @@ def _unexpected(error: Exception) -> int:
     if isinstance(error, OSError) and error.strerror and type(error).__module__ == "builtins":
         place = f"{error.filename}: " if error.filename else ""
         return _fail(f"{place}{error.strerror}; check the path, its permissions and the free space", DataError.code)
-    # oneDNN names no cause; under a limit of memory it is that.
+    # oneDNN names no cause; with a memory limit it is the limit.
     if is_out_of_memory(error) or "could not create a primitive" in text and _address_space() < math.inf:
         return _fail(
             f"out of memory ({text[:200] or 'no detail'}); use a smaller batch, model or text", OutOfMemory.code

@@ -1,9 +1,9 @@
 """Convert frozen dataclasses to and from plain dictionaries, JSON and YAML; pydantic checks the input.
 
 A choice among options is a union of dataclasses, each with a literal field ``kind``; it is written as a dictionary with
-that field. An unknown key or kind is an error that gives the nearest known one. A dataclass may have an attribute
-``retired``, the keys that earlier versions wrote and why they have no effect: reading passes over them; and
-``renamed``, keys of earlier versions with their names of today.
+that field. An unknown key or kind is an error that gives the nearest known one. A dataclass may have the attributes
+``retired``, keys of earlier versions that reading ignores, each with the reason, and ``renamed``, keys of earlier
+versions with their new names.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 
 
 class Bounded:
-    """Base of dataclasses with fields of bounded types, such as :data:`Count`: checked however they are made.
+    """Base of dataclasses with fields of bounded types, such as :data:`Count`, which are always checked.
 
     Raises:
         ConfigError: a value is out of bounds; the message names the field and what to give.
@@ -87,7 +87,7 @@ def from_dict(kind: type[T], data: Any, *, where: str = "configuration") -> T:
 def _read(hint: Any, data: Any, where: str, path: str = "") -> Any:
     """``data`` with dictionaries converted to the dataclasses that ``hint`` names, innermost first.
 
-    So pydantic sees one option of a union, and its message is about that one.
+    So pydantic sees one option of a union, and its message is about that option.
     """
     if isinstance(data, (list, tuple)):
         return [_read(_entry_hint(hint, i), item, where, f"{path}.{i}") for i, item in enumerate(data)]
@@ -113,7 +113,7 @@ def _read(hint: Any, data: Any, where: str, path: str = "") -> Any:
 def _validated(hint: Any, value: Any, where: str, path: str, inside: Any = None) -> Any:
     """``value`` checked by pydantic; its first error becomes a ConfigError with the path of the field.
 
-    ``inside``: the dataclass whose field is checked; None where ``value`` is a whole one.
+    ``inside``: the dataclass whose field is checked; None if ``value`` is a whole dataclass.
     """
     try:
         return _adapter(hint).validate_python(value)
@@ -177,8 +177,8 @@ def _places(data: Any, path: str) -> Iterator[str]:
 def override(config: T, assignments: Mapping[str, Any], *, where: str = "--set") -> T:
     """A copy of ``config`` with the fields at dotted paths replaced: ``{"optim.lr": "3e-4"}``.
 
-    A string is read as YAML, so ``"3e-4"`` is a number, ``"true"`` a truth value, ``"[1, 2]"`` a list and ``"{kind:
-    absolute}"`` a mapping; in a field that holds text it stays text. A number names an entry of a list:
+    A string is read as YAML, so ``"3e-4"`` is a number, ``"true"`` a boolean, ``"[1, 2]"`` a list and ``"{kind:
+    absolute}"`` a mapping; in a text field it stays text. A number names an entry of a list:
     ``{"phases.0.rows": 32}``. A new ``kind`` is set first, with the defaults of that option; fields of the old option
     are dropped. An empty mapping leaves an existing mapping unchanged.
 
@@ -241,7 +241,7 @@ def _place(hint: Any, node: Any, part: str, path: str, where: str) -> Any:
     if isinstance(node, list) and part.isdecimal() and int(part) < len(node):
         return int(part)
     known = [str(i) for i in range(len(node))] if isinstance(node, list) else []
-    raise ConfigError(f"{where}: unknown key {path!r}{nearest(part, known) if known else '; nothing lies below it'}")
+    raise ConfigError(f"{where}: unknown key {path!r}{nearest(part, known) if known else '; it has no fields'}")
 
 
 def _meant(hint: Any, text: str) -> Any:
@@ -375,7 +375,7 @@ def _named(options: Mapping[str | None, Any], kind: Any) -> Any:
 
 
 def _hint_at(hint: Any, data: Any, place: str | int) -> Any:
-    """The hint of the field or entry at ``place`` of ``data``, whose hint is ``hint``; Any if unknown."""
+    """The type hint of the field or entry at ``place`` of ``data``, which has the hint ``hint``; Any if unknown."""
     if isinstance(place, int):
         return _entry_hint(hint, place)
     option = _option(hint, data)

@@ -87,7 +87,7 @@ def sha256(path: Path) -> str:
 
 
 def json_sha256(value: Any) -> str:
-    """The hash of plain data, whatever the order of its keys."""
+    """The hash of plain data, independent of the order of its keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
@@ -153,7 +153,7 @@ def _is_other_process(pid: int) -> bool:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[int | None]:
-    """Lock the file or folder at ``path``; gives its handle. The lock ends with the process, however that ends.
+    """Lock the file or folder at ``path``; gives its handle. The lock ends with the process, even if it is killed.
 
     Without locks (Windows, some network file systems) a warning is logged, and work continues.
 
@@ -181,7 +181,7 @@ def locked(path: Path) -> Iterator[int | None]:
 
 @contextlib.contextmanager
 def held_folder(out: Path) -> Iterator[None]:
-    """Make and lock an output folder while it is written; if it is empty at the end and was made here, it is removed.
+    """Make and lock an output folder while it is written; if it was made here and is empty at the end, it is removed.
 
     Temporary files of processes that were killed are deleted first.
 

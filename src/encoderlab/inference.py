@@ -243,12 +243,12 @@ def fill_mask(
 ) -> list[list[Guess]]:
     """The ``top`` candidates for every mask token in ``text``, best first, one list per mask.
 
-    Only ``targets`` compete where they are given, each a single token; their probabilities are those among all tokens.
-    ``probabilities_of`` (model, batch, places (S,)) -> (S, V) computes in the place of the model itself.
+    With ``targets``, each a single token, only these are candidates; their probabilities are those among all tokens.
+    ``probabilities_of`` (model, batch, places (S,)) -> (S, V) replaces the model's own computation.
 
-    Every token of the vocabulary competes, special ones too, as in the ``transformers`` pipeline. Filled texts are more
-    readable than there: special tokens and other masks are written out, Chinese characters have no spaces between them.
-    If a text is too long for the model, only the part around the masks is read, with a warning.
+    Every token of the vocabulary is a candidate, special ones too, as in the ``transformers`` pipeline. Filled texts
+    are more readable than there: special tokens and other masks are written out, Chinese characters have no spaces
+    between them. If a text is too long for the model, only the part around the masks is read, with a warning.
 
     Raises:
         ConfigError: the model has no LM head, the text has no mask token or masks too far apart, ``top`` is below 1, or

@@ -1,8 +1,8 @@
-"""Files mapped into memory: a read behind the end of one that was truncated ends the process with a line, not silently.
+"""Files mapped into memory: reading past the end of a truncated file ends the process with an error line, not silently.
 
-Such a read is the signal SIGBUS, which no exception can replace: nothing can go on in the thread that read. Sizes are
-checked before reads (:meth:`encoderlab.corpus.tensors.MappedTensors.check_size`); this is for a file that is truncated
-between the check and the read.
+Such a read causes the signal SIGBUS, which cannot become an exception, because the reading thread cannot continue.
+Sizes are checked before reads (:meth:`encoderlab.corpus.tensors.MappedTensors.check_size`); this is for a file that is
+truncated between the check and the read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def truncated(path: Path, size: int, expected: int) -> DataError:
 
 
 def watch(path: Path, size: int) -> None:
-    """Name ``path``, now mapped with ``size`` bytes, where a read behind its end would end the process."""
+    """Name ``path``, now mapped with ``size`` bytes, in the error line of a read past its end."""
     _sizes[path.absolute()] = size
     if not _handlers and hasattr(signal, "SIGBUS") and not faulthandler.is_enabled():
         if signal.getsignal(signal.SIGBUS) == signal.SIG_DFL:
@@ -33,7 +33,7 @@ def watch(path: Path, size: int) -> None:
 
 
 def _end(number: int) -> None:
-    """Write the line and end the process, as the command line does with an error of the data."""
+    """Write the line and end the process, as the command line does after a data error."""
     try:
         line = "a file mapped into memory cannot be read or written: it was truncated, or its disk is full"
         for path, size in list(_sizes.items()):

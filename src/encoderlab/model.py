@@ -47,7 +47,7 @@ class Model(nn.Module):
     ``tokenizer``.
 
     Raises:
-        ConfigError: parts that do not fit together, or sizes beyond any memory.
+        ConfigError: parts that do not fit together, or sizes larger than any memory.
     """
 
     def __init__(self, config: ModelConfig, tokenizer: Tokenizer | None = None) -> None:
@@ -169,7 +169,7 @@ class Model(nn.Module):
         batch = source.shape[0]
         at, rows, slots = chosen
         positions = states.scope.positions
-        if positions is None:  # nothing before has asked for them
+        if positions is None:  # not computed before
             positions = places(states.scope.doc, source.shape[1], source.device)
         position = self.mask_positions[positions.expand(batch, -1).gather(1, at)]
         queries = source.gather(1, at[..., None].expand(-1, -1, source.shape[-1])) + position

@@ -1,4 +1,4 @@
-"""The output of a long job, kept part by part, so that an interrupted job continues after its last whole part."""
+"""The output of a long job, stored part by part, so that an interrupted job continues after its last whole part."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 class PartFile:
     """Lines at ``path``, added in parts, with the length and the hash of every part in ``path.sums``.
 
-    Opening it cuts off what follows the last unchanged part (a changed one is reported); ``lines`` counts what is left.
+    Opening it cuts off everything after the last unchanged part (a changed one is reported); ``lines`` counts the rest.
     """
 
     def __init__(self, path: Path) -> None:

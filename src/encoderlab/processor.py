@@ -1,4 +1,4 @@
-"""What processor this is, and instructions that it announces but that do not work."""
+"""The processor's description, and instructions that it announces but that do not work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ TILE_PALETTES = 0x1D  # the CPUID leaf that describes AMX's tiles
 
 @functools.cache
 def first_core() -> dict[str, str]:
-    """What the system says of the first core; nothing where it does not say. Read at every start, so not all cores."""
+    """The system's description of the first core; empty if there is none. Only one core, because it is read at every
+    start.
+    """
     fields: dict[str, str] = {}
     with contextlib.suppress(OSError), open("/proc/cpuinfo") as lines:
         for line in itertools.takewhile(str.strip, lines):
@@ -23,7 +25,7 @@ def first_core() -> dict[str, str]:
 
 
 def description() -> str:
-    """The processor's maker, name and instructions, which decide what a compiler's ``native`` means."""
+    """The processor's maker, name and instructions, which determine the meaning of a compiler's ``native``."""
     names = ("CPU part", "Features", "cpuid level", "flags", "model name", "vendor_id")
     known = [f"{name}: {first_core()[name]}" for name in names if name in first_core()]
     return "\n".join(known) or platform.processor()
@@ -40,6 +42,6 @@ def broken_amx() -> bool:
 
 
 def avoid_broken_amx() -> None:
-    """Keep oneDNN from AMX where it is broken. Works until torch computes its first product."""
+    """Keep oneDNN from using broken AMX. Works until torch computes its first product."""
     if "ONEDNN_MAX_CPU_ISA" not in os.environ and broken_amx():
         os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_FP16"

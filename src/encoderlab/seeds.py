@@ -49,7 +49,9 @@ def _digest(key: tuple[int | str, ...], size: int) -> bytes:
 
 
 class _State(ISeedSequence):
-    """Passes a digest to a bit generator unchanged: a hash needs no second mixing, which takes three times as long."""
+    """Passes a digest to a bit generator unchanged: a hash needs no second mixing, which would take three times as
+    long.
+    """
 
     def __init__(self, digest: bytes) -> None:
         self._digest = digest

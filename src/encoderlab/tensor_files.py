@@ -62,10 +62,10 @@ def read_header(file: IO[bytes]) -> Header:
         raise ValueError(f"{len(start)} bytes are too few")
     (length,) = struct.unpack("<Q", start)
     if length > MAX_HEADER:
-        raise ValueError("the header's length is not possible")
+        raise ValueError("the header's length is impossible")
     text = file.read(length)
     if len(text) < length:
-        raise ValueError("it ends within the header")
+        raise ValueError("it ends inside the header")
     try:
         entries = json.loads(text)
         metadata = entries.pop("__metadata__", None) or {}

@@ -146,7 +146,7 @@ def test_text_that_has_changed_since_is_not_mixed_with_what_was_measured(place: 
     text.write_text(text.read_text().replace("court", "stone"))
     answer(capsys, *words)  # the copy is what counts
     (tmp_path / "out/text/domain.jsonl").unlink()
-    assert "of other text than are there now" in messages(capsys, 2, *words)
+    assert "with other settings or other text" in messages(capsys, 2, *words)
 
 
 def test_fine_tuning_before_and_after(place: Path, tmp_path: Path, monkeypatch) -> None:

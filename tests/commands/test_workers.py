@@ -76,8 +76,8 @@ def test_what_is_wrong_is_refused_before_any_work(place, tmp_path, capsys) -> No
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").touch()
     for code, said, words in (
-        (2, "5 files need a folder for what is made of them; give --out FOLDER", [texts]),
-        (2, "whose files are read; give another --out", [texts, "--out", texts / "labels"]),
+        (2, "5 files need a folder for their outputs; give --out FOLDER", [texts]),
+        (2, "which is read; give another --out", [texts, "--out", texts / "labels"]),
         (2, "is a file; name a folder", [texts, "--out", tmp_path / "file"]),
         (3, "has no files", [tmp_path / "empty", "--out", out]),
         (2, "have the same name", [texts / "0.txt", texts / "deep/0.txt", "--out", out]),

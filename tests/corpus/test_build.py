@@ -433,7 +433,7 @@ def test_a_merge_that_was_killed_continues_and_takes_no_other_parts(text, chosen
     other = settings(text / "a.txt", tokenizer=GivenTokenizer(path=str(tokenizer)))
     build_corpus(other, tmp_path / "single0", shard_index=0, num_shards=2)
     build_corpus(other, tmp_path / "single1", shard_index=1, num_shards=2)
-    with pytest.raises(ConfigError, match="a merge of other parts was begun here"):
+    with pytest.raises(ConfigError, match="a merge of other parts was started here"):
         merge_corpora([tmp_path / "single0", tmp_path / "single1"], tmp_path / "merged")
     with pytest.raises(ConfigError, match="has another corpus"):
         merge_corpora([tmp_path / "single0", tmp_path / "single1"], tmp_path / "whole")

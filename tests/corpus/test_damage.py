@@ -148,7 +148,7 @@ def test_a_file_of_another_piece_is_not_taken(chosen, tmp_path, monkeypatch, cap
     folder = tmp_path / "out" / ".work" / "pieces"
     shutil.copy(folder / "000001-00000.safetensors", folder / "000000-00000.safetensors")
     build_corpus(chosen, tmp_path / "out")
-    assert "000000-00000.safetensors: damaged, or made for something else; made again" in caplog.text
+    assert "000000-00000.safetensors: damaged, or of another origin; made again" in caplog.text
     assert digests(tmp_path / "out") == digests(tmp_path / "expected")
 
 

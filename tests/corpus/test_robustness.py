@@ -328,7 +328,7 @@ def test_sources_that_change_while_a_build_is_interrupted(tmp_path, monkeypatch,
         build_corpus(chosen, tmp_path / "out")
     monkeypatch.undo()
     bad(tmp_path, "a.txt", TEXT + "more")
-    with pytest.raises(build.ConfigError, match="another build was begun here: sources.*a.txt is .*; ask for the same"):
+    with pytest.raises(build.ConfigError, match="another build was started here: sources.*a.txt is .*; give the same"):
         build_corpus(chosen, tmp_path / "out")
 
 

@@ -143,7 +143,7 @@ def test_attention_is_shown_as_attention() -> None:
     ("texts", "asked", "message"),
     [
         ((TEXT,), {"target": "fine"}, "target 'fine' is none of good, bad, so-so"),
-        (("  ",), {}, "the text holds no word"),
+        (("  ",), {}, "the text has no word"),
         ((TEXT,), {"method": "attention", "layer": 7}, "layer 8, expected 1 to 2"),
         ((TEXT,), {"method": "attention", "head": 7}, "head 8, expected 1 to 2"),
     ],

@@ -169,6 +169,6 @@ def test_a_command_that_keeps_fp32_says_so(tmp_path: Path, capsys: pytest.Captur
     assert main(["export", *where, str(tmp_path / "one.txt")]) == 3
     assert "1 texts, expected at least 2" in " ".join(capsys.readouterr().err.split())
     assert main(["export", *where, str(tmp_path / "texts.txt")]) == 0
-    assert "int8 is not written: every way loses more than 0 %" in " ".join(capsys.readouterr().out.split())
+    assert "int8 is not written: every attempt loses more than 0 %" in " ".join(capsys.readouterr().out.split())
     assert not (tmp_path / "out" / "onnx" / "model_quantized.onnx").exists()
     assert "There is no `onnx/model_quantized.onnx`" in (tmp_path / "out" / "README.md").read_text()

@@ -249,8 +249,8 @@ def test_probes_stand_on_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[
     (one,) = found["models"][0]["probes"]
     assert one["task"] == "words, column 1" and len(one["layers"]) == 3 and "probe of words, column 1" in said
     page = (tmp_path / "seen/index.html").read_text()
-    assert "What each layer knows of tags" in page and "words, column 1" in page
-    assert "What each layer knows of tags" not in folder.page([])
+    assert "What each layer knows about tags" in page and "words, column 1" in page
+    assert "What each layer knows about tags" not in folder.page([])
     assert "no such file" in messages(capsys, 2, *words, "--probe", "none.txt")
     assert "give the folder" in messages(capsys, 2, *words, "--probe", "conll2003")
     assert "sst2 is classification" in messages(capsys, 2, *words, "--probe", "sst2", "--data", tmp_path)

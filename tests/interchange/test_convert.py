@@ -96,7 +96,7 @@ def test_networks_with_embeddings_of_their_own_stay_as_they_are(tmp_path: Path, 
         generator.words[0, 0] += 1
     generator.save(tmp_path / "generator")
     read = read_pair(tmp_path)
-    assert "embeddings of their own (words)" in caplog.text
+    assert "separate embeddings (words)" in caplog.text
     assert same_weights(read["generator"], generator)
     assert same_weights(read["discriminator"], load(tmp_path / "discriminator"))
     assert main(["convert", str(tmp_path), str(tmp_path / "out")]) == 0

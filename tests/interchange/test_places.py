@@ -129,7 +129,7 @@ def test_a_revision_is_a_branch_a_tag_or_a_commit(hub: Hub, tmp_path: Path, othe
         ("lab/none", {}, DataError, "no such model, or it is private; check the name, or log in with: hf auth login"),
         ("lab/private", {"private": True}, DataError, "or it is private"),
         ("lab/gated", {"gated": True}, ConfigError, "is gated; accept its terms at http"),
-        ("lab/a..b", {}, ConfigError, "is no name of a model"),
+        ("lab/a..b", {}, ConfigError, "is not a model name"),
     ],
 )
 def test_what_the_hub_does_not_give(hub: Hub, monkeypatch, name, kind, error, part) -> None:
@@ -152,7 +152,7 @@ def test_a_download_that_never_ends_leaves_no_model(hub: Hub, monkeypatch: pytes
     refused(DataError, "model.safetensors could not be fetched from the Hub")
     hub.damage = lambda name, data: data
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    refused(DataError, "HF_HUB_OFFLINE forbids to fetch it")  # half a model is none
+    refused(DataError, "HF_HUB_OFFLINE forbids fetching it")  # half a model is none
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     assert same_weights(load(NAME), load("made"))
 
@@ -267,7 +267,7 @@ def test_a_run_remembers_the_commit_it_began_with(hub: Hub, tmp_path: Path, othe
     _, said = answer(capsys, *run)  # from the start, and of the same commit
     assert same_weights(load("run"), weights)
     _, said = answer(capsys, *tune)  # finished: read, and not another run's
-    assert f"is taken at {first}, the commit that tuned began with" in said
+    assert f"is read at {first}, the commit that tuned began with" in said
     elsewhere = [f"{NAME}@{hub.repositories[NAME].revisions['main']}" if word == NAME else word for word in run]
     assert "another recipe" in messages(capsys, 2, *elsewhere)
     shutil.rmtree(tmp_path / "cache")
@@ -304,7 +304,7 @@ def test_push(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys)
     hub.status = 500
     assert "could not be uploaded to the Hub" in messages(capsys, 3, "push", "model", "me/new")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert "HF_HUB_OFFLINE forbids to upload" in messages(capsys, 2, "push", "model", "me/new")
+    assert "HF_HUB_OFFLINE forbids uploading" in messages(capsys, 2, "push", "model", "me/new")
 
 
 def test_environment_of_a_process(hub: Hub, tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def test_only_runs_that_predict_the_same_are_ranked(tmp_path):
     assert verdict(mlm, mlm, corpora=2).startswith(f"{ranked} Their corpora differ")
     assert verdict(mlm, mlm, better=0.0) == "run0 and run1 need the fewest bits per byte of held-out text: 3.000."
     for other in (more, mlm | {"kind": "rtd"}):
-        assert verdict(mlm, other) == "2 runs, which have no bits per byte of one objective to be ranked by."
+        assert verdict(mlm, other) == "2 runs, not ranked: they have no bits per byte of the same objective."
 
 
 def test_runs_are_told_apart_by_their_folders(tmp_path):

@@ -170,7 +170,7 @@ def test_a_pair_head_without_pooler_is_refused() -> None:
 
 @pytest.mark.parametrize("cutoffs", [[500, 100], [100, 100], [-5], [0]])
 def test_cut_offs_rise(cutoffs: list[int]) -> None:
-    with pytest.raises(ConfigError, match="do not rise; give ids above 0, each larger than the one before"):
+    with pytest.raises(ConfigError, match="are not increasing; give ids above 0, each larger than the one before"):
         override(models.config("transformer-xl-tiny"), {"encoder.adaptive.cutoffs": cutoffs})
 
 

@@ -125,7 +125,7 @@ def test_every_checkpoint_becomes_a_model(
         made = replace(made, generator=resized(made.generator, **sizes))
     with pytest.raises(Stopped):
         pretrain(made, corpus, run, session=Budget(amount=2))
-    with pytest.raises(DataError, match="not finished; finish it, or take .* encoderlab convert"):
+    with pytest.raises(DataError, match="unfinished run; finish it, or take .* encoderlab convert"):
         load(run)
     with pytest.raises(DataError, match="is a checkpoint, not a model; run: encoderlab convert"):
         load(run / "checkpoints" / "latest")

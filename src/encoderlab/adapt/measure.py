@@ -2,8 +2,8 @@
 
 Bits per byte compare models with different vocabularies. Masked and permutation models have pseudo bits: each token is
 predicted from all others except the later ones of its word (``pll_word`` of :mod:`encoderlab.measure.pairs.scorers`;
-Kauf and Ivanova, 2023). Without that, words of many pieces would look easy. They compare among such models only. The
-text is cut into pieces of the same bytes for every model.
+Kauf and Ivanova, 2023). Without that, words of many pieces would look easy. Pseudo bits can only be compared with
+pseudo bits. The text is cut into the same pieces for every model.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ AT_ONCE = 8  # pieces
 
 
 def pieces(texts: Sequence[str]) -> list[str]:
-    """Up to :data:`PIECES` pieces of held-out text, one per document as far as they reach: whole words, at most
-    :data:`BYTES` bytes. The same for every model.
+    """Up to :data:`PIECES` pieces of held-out text, the same for every model: whole words, at most :data:`BYTES` bytes.
+
+    There is one piece per document if there are enough documents.
     """
     cut: list[list[str]] = []
     for text in sorted(texts, key=lambda text: chance("piece", text)):
@@ -62,7 +63,7 @@ def pieces(texts: Sequence[str]) -> list[str]:
 
 
 def bits(model: Model, generator: Model | None, texts: Sequence[str]) -> dict[str, Any]:
-    """Bits of each text by every measure that the model has, with the share of unknown tokens."""
+    """Bits of each text by every measure that the model supports, and the share of unknown tokens."""
     device, tokenizer = usual_device(), tokenizer_of(model)
     scorers = [
         Masked(one.model, ("pll_word",)) if isinstance(one, Masked) else one
@@ -90,8 +91,8 @@ def bits(model: Model, generator: Model | None, texts: Sequence[str]) -> dict[st
 
 
 def gain(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Bits per byte before and after by the first measure that both have, and the 95% interval of the difference, by
-    the pieces in pairs.
+    """Bits per byte before and after, by the first measure that both models support, and the 95% interval of the
+    difference, paired by piece.
     """
     name = next(name for name in before["bits"] if name in after["bits"])
     size = np.array(before["bytes"], float)
@@ -128,7 +129,7 @@ def pairs(model: Model, generator: Model | None, places: Sequence[Path]) -> dict
 
 
 def task(model: Model, path: Path, out: Path, seeds: int) -> dict[str, Any]:
-    """The scores of fine-tuning on a labelled file, over seeds, on a tenth that is held out."""
+    """The scores of fine-tuning on a labelled file over seeds, on a held-out tenth."""
     about, said = task_of(path, Given())
     log.info(said)
     train = about.read([path], "train")

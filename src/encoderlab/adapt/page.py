@@ -16,12 +16,12 @@ NAMES = {"domain": "Domain", "general": "General text"}
 MEASURES = {
     "pll_word": "pseudo bits per byte",
     "log_probability": "bits per byte",
-    "not_replaced": "bits of doubt per byte (not a probability of the text)",
+    "not_replaced": "bits of replaced token detection per byte (not a probability of the text)",
 }
 
 
 def page(record: Mapping[str, Any]) -> str:
-    """The page as HTML, of the record that :meth:`encoderlab.adapt.run.Adaptation.run` returns."""
+    """The page as HTML, from the record that :meth:`encoderlab.adapt.run.Adaptation.run` returns."""
     training, gains = record["training"], record["gains"]
     rows = [
         (

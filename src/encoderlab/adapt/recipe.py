@@ -1,9 +1,9 @@
-"""How a model is trained on: its family's own objective, with a rate and a length that do not destroy it.
+"""The recipe of continued training: the family's own objective, with a low rate and a limited length.
 
-The rate is warmed up again over 6% of the steps and decays to nothing (re-warming and re-decaying; Gupta et al., 2023;
-Ibrahim et al., 2024). It is a third or less of what the same size is pretrained with: 1e-4 at a width of 768 and more,
-up to 3e-4 for narrower models. Dropout is 0.1, because the text of a domain is read several times. The weights of the
-lowest held-out loss are the result, and training ends when four validations in a row were not better.
+The rate is warmed up again over 6% of the steps and decays to 0 (re-warming and re-decaying; Gupta et al., 2023;
+Ibrahim et al., 2024). It is at most a third of the pretraining rate for the same size: 1e-4 at a width of 768 and more,
+up to 3e-4 for narrower models. Dropout is 0.1, because the text of a domain is read several times. The weights with the
+lowest held-out loss are the result, and training ends after four validations in a row without a better loss.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ VALIDATIONS = 20
 
 
 def published(config: ModelConfig) -> Recipe:
-    """The recipe of the family, at a size for a CPU, whose objective the model's heads can be trained with.
+    """The family's recipe, at a size for a CPU, whose objective fits the model's heads.
 
     Raises:
-        ConfigError: the model has no head of pretraining.
+        ConfigError: the model has no pretraining head.
     """
     remedy = "give the pretrained model, with its head, instead of the encoder alone or a fine-tuned one"
     if config.task is not None:
@@ -52,7 +52,7 @@ def published(config: ModelConfig) -> Recipe:
     else:
         name = f"{family.replace('_', '-')}-mini"
     recipe = recipes.recipe(name)
-    if isinstance(recipe.objective, DistillSettings):  # the teacher of DistilBERT is not there
+    if isinstance(recipe.objective, DistillSettings):  # DistilBERT's teacher is missing
         recipe = replace(recipe, objective=MLMSettings())
     if config.rtd is None and isinstance(recipe.objective, RTDSettings):  # a generator by itself
         recipe = replace(recipe, objective=MLMSettings(masking=recipe.objective.masking), generator=None)
@@ -105,7 +105,7 @@ def _trained(config: ModelConfig) -> ModelConfig:
 
 
 def _new_generator(config: ModelConfig) -> ModelConfig:
-    """A generator for a discriminator that came without: that of the published size with the nearest width, with the
+    """A generator for a discriminator without one: that of the published size with the nearest width, with the
     discriminator's embeddings.
     """
     encoder = config.encoder

@@ -1,17 +1,17 @@
 """The stages of an adaptation, in a folder: each is done once, so the same command continues after an interruption.
 
 =============  ======================================================================================================
-``plan.json``  what was asked for; another plan is refused
-``text/``      documents to train on and held-out ones, of the domain and of the general kind
-``start/``     the model as training takes it up, with the vocabulary that was asked for
+``plan.json``  the settings; others are refused
+``text/``      training and held-out documents, of the domain and of general text
+``start/``     the model before training, with the chosen vocabulary
 ``corpus/``    domain and replayed text in that vocabulary
-``run/``       pretraining, which resumes to the bit
+``run/``       pretraining, which resumes bit for bit
 ``model/``     the result
-``stages/``    what was found, a file per stage, with hashes of itself and of the files that the stage made
+``stages/``    the results, a file per stage, with hashes of itself and of the files that the stage made
 =============  ======================================================================================================
 
-A stage whose files are damaged is named and done again; the model is then taken from the run once more. What was made
-of other text than is there now is refused.
+A stage whose files are damaged is named and done again; the model is then taken from the run again. Results of other
+text are refused.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ from encoderlab.train.recipe import Recipe
 log = logging.getLogger(__name__)
 
 PLAN, RESULT = "plan.json", "adapt.json"
-MOST_UNKNOWN = 0.05  # of the domain's tokens; what the model cannot read it cannot learn
-FEWEST_BYTES = 1.5  # per token, of vocabularies of bytes, in which nothing is unknown
+MOST_UNKNOWN = 0.05  # share of the domain's tokens; the model cannot learn unknown ones
+FEWEST_BYTES = 1.5  # bytes per token, for byte-level vocabularies, in which nothing is unknown
 VALIDATION = 0.02  # of the corpus, for stopping
-SAMPLE = 8_000_000  # characters that a vocabulary is made of
+SAMPLE = 8_000_000  # characters to train a vocabulary on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +69,12 @@ class AdaptationPlan(Bounded):
         model: a folder or a name.
         text: files, folders, ``python:all``, or a built corpus.
         replay: general text of the same kinds; some is held out to measure what is forgotten.
-        replay_share: of the characters that are trained on.
+        replay_share: its share of the training characters.
         vocabulary: ``keep``, ``extend:N`` or ``new``.
         passes: over the text, at most.
         pairs: minimal pairs to score.
         task: a labelled file to fine-tune on, before and after.
-        seeds: of that.
+        seeds: number of seeds for the task.
         fields: of the recipe, by path.
     """
 
@@ -96,7 +96,7 @@ class AdaptationPlan(Bounded):
 
     @cached_property
     def added(self) -> int:
-        """How many words join the vocabulary."""
+        """Number of words added to the vocabulary."""
         kind, _, number = self.vocabulary.partition(":")
         if kind == "extend" and number.isdigit() and int(number) > 0:
             return int(number)
@@ -106,16 +106,16 @@ class AdaptationPlan(Bounded):
 
 
 class Adaptation:
-    """An adaptation in the folder ``out``; everything that can be refused is, when it is made.
+    """An adaptation in the folder ``out``; all checks are made when it is created.
 
     Raises:
-        ConfigError, DataError: the model, its vocabulary, the text or the folder do not go together.
+        ConfigError, DataError: the model, its vocabulary, the text or the folder do not fit together.
     """
 
     def __init__(self, plan: AdaptationPlan, out: Path, say: Callable[[str], None], progress: Progress) -> None:
         self.out, self.say, self.progress = out, say, progress
         self.plan = plan = self._claim(plan)
-        self.origin = digest(_plain(asdict(plan)))  # of what is made from here on
+        self.origin = digest(_plain(asdict(plan)))  # of everything made from here on
         self.model, self.generator = self._given()
         self.tokenizer = tokenizer_of(self.model)
         recipe_of(self.model, self.generator, tokens=1, passes=1, seed=1)
@@ -135,10 +135,10 @@ class Adaptation:
         self.kinds = ("domain",) if self.general is None else ("domain", "general")
 
     def _claim(self, plan: AdaptationPlan) -> AdaptationPlan:
-        """The plan with the commit of a model of the Hub; the folder is this plan's from now on.
+        """The plan with the commit of a model of the Hub; the folder belongs to this plan from now on.
 
         Raises:
-            ConfigError: the folder holds another plan, or something else.
+            ConfigError: the folder has another plan, or other files.
         """
         path = self.out / PLAN
         try:
@@ -176,10 +176,10 @@ class Adaptation:
         return load_pair(self.plan.model)
 
     def _check_readable(self) -> None:
-        """Refuse text in another script than the vocabulary knows.
+        """Refuse text in a script that the vocabulary does not cover.
 
         Raises:
-            DataError: too many unknown tokens, or tokens that are hardly more than bytes.
+            DataError: too many unknown tokens, or tokens of hardly more than one byte.
         """
         if self.plan.vocabulary == "new":
             return
@@ -202,10 +202,11 @@ class Adaptation:
         return self.out / "stages" / f"{name}.json"
 
     def stage(self, name: str, make: Callable[[], dict[str, Any]], *files: Path) -> dict[str, Any]:
-        """The results of the stage ``name``: read if it is done, else made and kept with the hashes of its ``files``.
+        """The results of the stage ``name``: read if it is done, else computed and stored with the hashes of its
+        ``files``.
 
         Raises:
-            ConfigError: it was done with other settings, or of other text.
+            ConfigError: it was done with other settings or other text.
         """
         known = self._known(name)
         if known is not None:
@@ -219,7 +220,7 @@ class Adaptation:
         return result
 
     def _known(self, name: str) -> dict[str, Any] | None:
-        """The kept results of the stage; None if it must be done, or done again."""
+        """The stored results of the stage; None if it must be done, or done again."""
         path = self._record(name)
         try:
             record = read_record(path)
@@ -236,16 +237,14 @@ class Adaptation:
             self.say(f"{error}; the stage {name} is done again")
             return None
         if record[ORIGIN] != self.origin:
-            raise ConfigError(
-                f"{path}: was made with other settings or of other text than are there now; choose another --out"
-            )
+            raise ConfigError(f"{path}: was made with other settings or other text; choose another --out")
         return record["found"]  # type: ignore[no-any-return]
 
     def run(self) -> dict[str, Any]:
         """All stages; returns the content of ``adapt.json``.
 
         Raises:
-            Stopped: a signal came while it trained; the same command goes on.
+            Stopped: a signal came during training; the same command continues.
         """
         plan = self.plan
         write_record(self.out / PLAN, _plain({"plan": asdict(plan), "models": commits()}))
@@ -283,7 +282,7 @@ class Adaptation:
         return counts
 
     def _texts(self) -> list[str]:
-        """Domain and general text to make a vocabulary of, :data:`SAMPLE` characters at most."""
+        """Domain and general text to train a vocabulary on, at most :data:`SAMPLE` characters."""
         texts, taken = [], 0
         for kind in self.kinds:
             for text in read(self._place(kind)):
@@ -294,7 +293,7 @@ class Adaptation:
         return texts
 
     def _start(self) -> dict[str, Any]:
-        """The model with the vocabulary that was asked for."""
+        """The model with the chosen vocabulary."""
         plan, old, new = self.plan, self.tokenizer, self.tokenizer
         model, generator = self.model, self.generator
         facts: dict[str, Any] = {"kind": plan.vocabulary, "tokens": [old.vocab_size]}
@@ -312,7 +311,7 @@ class Adaptation:
         return facts
 
     def _build(self) -> dict[str, Any]:
-        """The corpus that is trained on."""
+        """The training corpus."""
         kinds = self.kinds if self.plan.replay_share else ("domain",)
         start, _ = load_pair(self.out / "start")
         place = self.out / "tokenizer"
@@ -358,7 +357,7 @@ class Adaptation:
         }
 
     def _take(self) -> None:
-        """Take the model from the run, unless it is there and whole."""
+        """Take the model from the run, unless it is there and intact."""
         folder = self.out / "model"
         pair = (folder / "discriminator").exists()
         if folder.exists():
@@ -395,7 +394,7 @@ class Adaptation:
 
 
 def _plain(value: Any) -> Any:
-    """``value`` as it is read back from JSON."""
+    """``value`` after a round trip through JSON."""
     return json.loads(json.dumps(value))
 
 
@@ -410,5 +409,5 @@ def save(model: Model, generator: Model | None, folder: Path) -> None:
 
 
 def whole(folder: Path) -> bool:
-    """Whether :func:`save` came to its end."""
+    """Whether :func:`save` was completed."""
     return folders.is_ours(folder) or folders.is_ours(folder / "discriminator")

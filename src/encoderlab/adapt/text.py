@@ -1,7 +1,7 @@
 """The text of an adaptation: documents of any source, some held out, and a share of general text to replay.
 
-What is held out, and what is replayed, is decided by a hash of each document, so it depends neither on the order of the
-documents nor on what else there is. Equal documents count once.
+A hash of each document decides whether it is held out or replayed, so the choice depends neither on the order of the
+documents nor on other documents. Equal documents count once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import DataError
 from encoderlab.files import replace_file
 
-LEAST = 20_000  # characters of a domain; less is known by heart after a few passes
+LEAST = 20_000  # characters of a domain; a model memorises less text after a few passes
 FEW = 40  # documents; fewer are cut into pieces
 PIECE = 2_000  # characters of such a piece, about
 HELD_OUT = 0.05  # share of the documents
@@ -29,7 +29,7 @@ HELD_OUT = 0.05  # share of the documents
 
 @dataclass(frozen=True, kw_only=True)
 class TextAmount:
-    """SourceText and characters of a text."""
+    """Number of documents and characters of a text."""
 
     documents: int
     characters: int
@@ -39,7 +39,7 @@ def documents(places: Sequence[str]) -> Iterator[str]:
     """The different documents of files, folders, globs, ``python:all`` and built corpora, which are decoded.
 
     Raises:
-        ConfigError, DataError: nothing there, or nothing that can be read.
+        ConfigError, DataError: no file, or none that can be read.
     """
     seen: set[bytes] = set()
     for place in places:
@@ -67,7 +67,9 @@ def _of_corpus(folder: Path) -> Iterator[str]:
 
 
 class SourceText:
-    """The documents of ``places``; of fewer than :data:`FEW` documents, pieces of about :data:`PIECE` characters."""
+    """The documents of ``places``; fewer than :data:`FEW` documents are cut into pieces of about :data:`PIECE`
+    characters.
+    """
 
     def __init__(self, places: Sequence[str]) -> None:
         self.places = tuple(places)
@@ -120,10 +122,11 @@ def chance(kind: str, text: str) -> float:
 
 
 def split(text: SourceText, train: Path, held_out: Path, *, share: float = 1.0) -> tuple[TextAmount, TextAmount]:
-    """Write the documents of ``text`` as JSON lines: :data:`HELD_OUT` of them, and of the others a ``share``.
+    """Write the documents of ``text`` as JSON lines: the held-out share :data:`HELD_OUT`, and a ``share`` of the
+    others.
 
     Raises:
-        DataError: nothing is left on one side.
+        DataError: one of the two parts is empty.
     """
     counts = [[0, 0], [0, 0]]
     train.parent.mkdir(parents=True, exist_ok=True)

@@ -3,12 +3,12 @@
 Every row of the new tables is a weighted sum of rows of the old ones (:class:`RowOrigins`):
 
 - a token that both vocabularies have keeps its row;
-- an added word starts as the mean of the pieces that it was read as before;
+- an added word starts as the mean of its former pieces;
 - another token of a new tokenizer starts as the softmax-weighted mean (temperature 0.1) of its ten nearest neighbours
   among the shared tokens. This is the initialisation of FOCUS (Dobler and de Melo, 2023) with the weights of WECHSEL
-  (Minixhofer et al., 2022). Near is a cosine between rows of positive pointwise mutual information with the most
-  frequent shared tokens, counted in the domain's text with the new tokenizer (Levy, Goldberg and Dagan, 2015), where
-  FOCUS trains fastText. A token that occurs too rarely for that starts as the mean of its old pieces.
+  (Minixhofer et al., 2022). Similarity is the cosine between rows of positive pointwise mutual information with the
+  most frequent shared tokens, counted in the domain's text with the new tokenizer (Levy, Goldberg and Dagan, 2015);
+  FOCUS trains fastText instead. A token that occurs too rarely for that starts as the mean of its old pieces.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TABLES = ("encoder.embeddings.words", "lm.bias")  # parameters with a row per to
 
 @dataclass(frozen=True)
 class RowOrigins:
-    """Of each new row, the old rows and their weights; and how many came about in which way."""
+    """For each new row, the old rows and their weights; and the number of rows of each kind."""
 
     parts: list[tuple[np.ndarray, np.ndarray]]
     kept: int
@@ -84,7 +84,7 @@ def retrain(tokenizer: Tokenizer, texts: Iterable[str]) -> Tokenizer:
 
 
 def rows(old: Tokenizer, new: Tokenizer, texts: Sequence[str], *, neighbours: bool) -> RowOrigins:
-    """The source of each row of the tables of ``new``; with ``neighbours``, from near shared tokens."""
+    """The source of each row of the tables of ``new``; with ``neighbours``, from similar shared tokens."""
     one = np.ones(1)
     known = {token: index for index, token in enumerate(old.tokens) if token}
     for role in ("pad", "unk", "cls", "sep", "mask", "eod"):
@@ -113,7 +113,7 @@ def rows(old: Tokenizer, new: Tokenizer, texts: Sequence[str], *, neighbours: bo
 
 
 def _near(new: Tokenizer, texts: Sequence[str], shared: np.ndarray) -> list[tuple[int, tuple[np.ndarray, np.ndarray]]]:
-    """Of each token that is not ``shared`` (V,) and occurs often enough: near shared tokens, and their weights."""
+    """For each frequent token that is not ``shared`` (V,): similar shared tokens, and their weights."""
     size = new.vocab_size
     ids = new.encode_corpus(list(texts)).ids.astype(np.int64)
     counts = np.bincount(ids, minlength=size)
@@ -150,7 +150,7 @@ def _near(new: Tokenizer, texts: Sequence[str], shared: np.ndarray) -> list[tupl
 
 
 def transplant(model: Model, tokenizer: Tokenizer, made: RowOrigins) -> Model:
-    """A model with ``tokenizer``, whose tables have the rows ``made`` of those of ``model``; the rest is the same."""
+    """A model with ``tokenizer``, whose tables have the rows ``made`` from those of ``model``; the rest is the same."""
     result = Model(resized(model.config, vocab=tokenizer.vocab_size), tokenizer)
     state = model.state_dict()
     for name in TABLES:

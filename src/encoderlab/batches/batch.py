@@ -27,7 +27,7 @@ class Batch:
     segments: Tensor | None = None  # (B, L) int64
     labels: dict[str, Tensor] = field(default_factory=dict)
     rows: Tensor | None = None  # (B,) int64: number of each row within the run, which keys dropout
-    host: Self | None = None  # for a copy on an accelerator: the batch in host memory
+    host: Self | None = None  # for a batch on an accelerator: its copy in host memory
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -64,8 +64,7 @@ class Batch:
     def find(self, mark: Callable[[Self], Tensor]) -> tuple[Tensor, ...]:
         """The indices at which ``mark(batch)`` is True, as ``nonzero(as_tuple=True)`` returns them.
 
-        Computed on the host's copy: the number of indices is a shape, and reading it from a device would wait for the
-        device.
+        Computed on the host's copy: the number of indices is a shape, so on a device it would wait for the device.
         """
         return self.bring(mark(self.on_host).nonzero().T.contiguous()).unbind()
 

@@ -1,7 +1,7 @@
 """Masking: which tokens of a row are predicted, and what replaces them. Pure functions of a row and a seed.
 
-A rule has a unit (what is chosen together), a count (how many tokens), and a mix (what replaces a chosen token). The
-published rules are settings of it:
+A rule has a unit (which tokens are chosen together), a count (how many tokens), and a mix (what replaces a chosen
+token). The published rules are settings of it:
 
 ==================  ==============================================================================================
 BERT                ``Masking(most=20)`` at length 128, 77 at 512; whole-word BERT: ``unit=Words()``
@@ -111,12 +111,12 @@ class Masking(Bounded):
     Args:
         unit: what is chosen together.
         rate: share of all tokens of the row, special ones included, that is chosen.
-        final_rate: the rate at the end of a training, which it changes to in a line over its rows (30% to 15% in
-            Charpentier and Samuel, 2024); validation has this one. None for the same rate throughout.
+        final_rate: the rate at the end of a training; it changes linearly over the rows (30% to 15% in Charpentier and
+            Samuel, 2024), and validation uses the final rate. None for a constant rate.
         count: ``"round"``: max(1, round(rate * n)); ``"stochastic"``: int(rate * n + u) with u from [0, 1).
         most: upper limit of the count (max_predictions_per_seq).
         mask, random: shares of the chosen tokens that become [MASK] or a random token; the rest stays.
-        draw: what draws a replacement: each ``piece`` (the originals), each ``word``, or each ``unit`` as a whole.
+        draw: a replacement is drawn for each ``piece`` (the originals), each ``word``, or each ``unit`` as a whole.
         random_from: whether random tokens may be special ones (``all``, BERT) or not (``ordinary``, RoBERTa).
         specials: whether special tokens of the framing may be chosen, as in fairseq's RoBERTa.
 
@@ -157,7 +157,7 @@ class Masking(Bounded):
 
 @dataclass(frozen=True, slots=True)
 class Corrupted:
-    """What the model sees, and what it has to predict; positions ascend."""
+    """The ids that the model sees, and its targets; positions ascend."""
 
     ids: np.ndarray  # (n,) int64
     positions: np.ndarray  # (k,) int64
@@ -317,7 +317,7 @@ class _Text:
 
 
 class WordRuns:
-    """Words in a line of candidates.
+    """Words in a sequence of candidates.
 
     Attributes:
         first: (W,) the first candidate of each word.

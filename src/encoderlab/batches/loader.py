@@ -1,10 +1,10 @@
 """Loader: the rows of a run in an order that depends only on the seed, prepared ahead in a thread.
 
 Epoch e visits the documents in the order of a :class:`~encoderlab.batches.order.KeyedPermutation` keyed by (seed, e),
-in blocks of about 4 million tokens. A generator keyed by (seed, e, block) plans each block as a whole (``pack.py``)
-and shuffles its rows. So three numbers are the loader's whole state, and starting anywhere in an epoch costs the
-planning of one block. The global batch of a step is the same for any number of ranks, threads and micro-batches; a
-rank reads only its slice.
+in blocks of about 4 million tokens. A generator keyed by (seed, e, block) plans each block as a whole (``pack.py``) and
+shuffles its rows. So three numbers are the loader's whole state, and starting anywhere in an epoch only plans one
+block. The global batch of a step is the same for any number of ranks, threads and micro-batches; a rank reads only its
+slice.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ class KeyedPermutation:
     A Feistel network on the next power of two (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"): the
     bits of i are split into two halves, and each of 8 rounds adds a hash of one half to the other, which is invertible
     for any hash. A result of n or more passes through again until it is below n (cycle walking; fewer than two passes
-    on average). Not uniform over all n! orders, but neighbours are unrelated, which is all that shuffling needs.
+    on average). Not uniform over all n! orders, but neighbours are unrelated, which is enough for shuffling.
     """
 
     def __init__(self, n: int, *key: int | str) -> None:

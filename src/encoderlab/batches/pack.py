@@ -437,7 +437,7 @@ def check_length(length: int, framing: Framing) -> None:
     """Refuse rows without room for text between their special tokens.
 
     Raises:
-        ConfigError: fewer tokens than special tokens and one token of each text.
+        ConfigError: the length does not fit the special tokens and one token of each text.
     """
     if length < framing.pair + 2:
         raise ConfigError(f"row length {length} leaves no room for text; choose at least {framing.pair + 2}")

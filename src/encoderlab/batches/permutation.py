@@ -46,9 +46,8 @@ class Targets(Bounded):
         """Refuse settings that leak or that rows cannot meet.
 
         Raises:
-            ConfigError: a block longer than the reused part (the next row's memory would have seen what that row
-                predicts),
-                or more targets than half of a part's tokens.
+            ConfigError: a block longer than the reused part (the next row's memory would have seen that row's targets),
+            or more targets than half of a part's tokens.
         """
         if self.block is not None and reuse and self.block > reuse:
             raise ConfigError(

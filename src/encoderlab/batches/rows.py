@@ -1,4 +1,4 @@
-"""Rows of a batch, the special tokens that frame them, and the plan from which rows are read when they are needed."""
+"""Rows of a batch, the special tokens around them, and the plan from which rows are read."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class BaseFormat(Bounded):
         """Refuse lengths that the format cannot make.
 
         Raises:
-            ConfigError: says what to set.
+            ConfigError: the format cannot make such rows.
         """
 
 

@@ -1,4 +1,4 @@
-"""``encoderlab adapt``: a model of one's own domain."""
+"""``encoderlab adapt``: adapt a model to a domain."""
 
 from __future__ import annotations
 

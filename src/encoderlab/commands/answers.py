@@ -52,7 +52,7 @@ class CorpusAnswer(_Closed):
     out: str
     vocab_size: int
     splits: dict[str, CountsAnswer]
-    read: Annotated[dict[str, int], Field(description="what was met on the way: documents, duplicates, lines left out")]
+    read: Annotated[dict[str, int], Field(description="counts of documents, duplicates, lines left out")]
 
 
 class PartAnswer(_Closed):
@@ -120,12 +120,12 @@ class AdaptedAnswer(_Closed):
 
     out: str
     gains: Annotated[dict[str, GainAnswer], Field(description="of domain and general")]
-    before: Annotated[Record, Field(description="what was measured: domain, general, pairs, task")]
+    before: Annotated[Record, Field(description="measures: domain, general, pairs, task")]
     after: Record
     training: Annotated[Record, Field(description="steps, tokens, flops, held-out losses, recipe")]
     text: Annotated[Record, Field(description="documents and characters")]
     vocabulary: Record
-    plan: Annotated[Record, Field(description="what was asked for")]
+    plan: Annotated[Record, Field(description="the settings")]
     parameters: int
 
 
@@ -192,12 +192,12 @@ class Int8Answer(_Closed):
     metric: str | None
     before: Annotated[Number | None, Field(description="the score in fp32")]
     after: Annotated[Number | None, Field(description="the score in int8")]
-    fall: Annotated[Number, Field(description="before less after; without labels 1 less the agreement")]
-    low: Annotated[Number, Field(description="the middle 95 % of fall over resamplings of the texts")]
+    fall: Annotated[Number, Field(description="before minus after; without labels 1 minus the agreement")]
+    low: Annotated[Number, Field(description="95 % interval of fall over resamplings of the texts")]
     high: Number
     texts: int
     more: Scores
-    tolerance: Annotated[Number, Field(description="the largest fall that is not refused")]
+    tolerance: Annotated[Number, Field(description="the largest accepted fall")]
     bytes: Annotated[dict[str, int], Field(description="of the weights in memory, by precision")]
     milliseconds: Annotated[Scores, Field(description="per text, by precision; threads")]
 
@@ -527,7 +527,7 @@ ANSWERS: dict[str, tuple[type, ...]] = {  # by verb, the usual one first
 
 
 def adapter(verb: str) -> TypeAdapter[Any]:
-    """What checks an object that ``verb`` printed."""
+    """Validator of an object that ``verb`` printed."""
     union: Any = FailureAnswer
     for kind in ANSWERS[verb]:
         union = union | kind

@@ -230,7 +230,7 @@ def scaling(
     length: int = 128,
     steps: int = 4,
 ) -> dict[str, Any]:
-    """Measure how training speed grows with processes of one thread, and what communication costs.
+    """Measure how training speed grows with processes of one thread, and the time of communication.
 
     Over the nodes of a cluster, under torchrun: torchrun --nnodes 4 ... -m encoderlab bench scaling ...
 
@@ -259,7 +259,7 @@ def scaling(
     from encoderlab.measure.bench.scaling import run
 
     if processes < 2:
-        raise ConfigError(f"scaling compares several processes with one, not {processes}; give at least 2")
+        raise ConfigError(f"--processes is {processes}, and scaling compares several with one; give at least 2")
     _check_counts(rows=rows, steps=steps)
     case = families.case(name, layers=layers, width=width)
     result = run(case, corpus, processes=processes, rows=rows, length=length, steps=steps)
@@ -372,10 +372,10 @@ def serve(
 
 
 def _check_counts(**counts: int | None) -> None:
-    """Refuse less than one of something.
+    """Refuse counts below 1.
 
     Raises:
-        ConfigError: names it.
+        ConfigError: a count is below 1.
     """
     for name, count in counts.items():
         if count is not None and count < 1:

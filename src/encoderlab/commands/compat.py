@@ -1,7 +1,7 @@
 """The verbs of ``fengshen-pipeline`` (IDEA-CCNL/Fengshenbang-LM), with its flags, defaults and folders.
 
-Where its documented behaviour is a mistake, we do the right thing and print a note: ``--gpus=0`` means the first GPU
-(its Lightning read it as no GPU); without ``--max_epochs`` training takes 3 epochs (not 1,000); training rows are
+Where the original's behaviour is a mistake, we correct it and print a note: ``--gpus=0`` means the first GPU
+(Lightning reads it as no GPU); without ``--max_epochs`` training takes 3 epochs (not 1,000); training rows are
 shuffled without ``--strategy=ddp`` too; the number of labels comes from the data; a pair of texts is encoded as a pair.
 """
 
@@ -174,7 +174,7 @@ def _say_gpus(gpus: str) -> None:
     where = (
         f"training on {processes} GPU{'s' * (processes > 1)}"
         if torch.cuda.is_available()
-        else "none is here, training on the CPU"
+        else "none was found, training on the CPU"
     )
     if int(gpus) == 0:
         note(f"--gpus=0: taken as the number of a GPU (Lightning would use none); {where}")
@@ -186,7 +186,7 @@ def _say_gpus(gpus: str) -> None:
 
 
 def _recipe(flags: Flags, limit: int | None) -> FinetuneRecipe:
-    """What the flags mean for a model that reads at most ``limit`` tokens."""
+    """The recipe that the flags describe, for a model that reads at most ``limit`` tokens."""
     from encoderlab.tasks.forms.base import FormSettings
     from encoderlab.tasks.runs.finetune import FinetuneRecipe
     from encoderlab.train.optim import AdamW
@@ -212,7 +212,7 @@ def _recipe(flags: Flags, limit: int | None) -> FinetuneRecipe:
 def _length(length: int, limit: int | None) -> int:
     if limit is None or length <= limit:
         return length
-    note(f"--max_length {length} exceeds the model's {limit} positions; {limit} it is")
+    note(f"--max_length {length} exceeds the model's {limit} positions; {limit} is used")
     return limit
 
 
@@ -232,7 +232,7 @@ def _splits(
         )
     files = {split: _find(datasets, names) for split, names in SPLITS.items()}
     if not files["train"]:
-        raise DataError(f"{datasets}: has no train file ({', '.join(f'train{kind}' for kind in KINDS)})")
+        raise DataError(f"{datasets}: has no train file ({', '.join(f'train{kind}' for kind in KINDS)}); add one")
     train = files["train"][0]
     columns = tables.columns(train, Remarks(train))
     holds = FORMS[form].columns
@@ -258,7 +258,7 @@ def _splits(
 
 
 def _find(folder: Path, names: tuple[str, ...]) -> list[Path]:
-    """The files of a split, compressed or not: one, or the shards of one name and kind, in their order.
+    """The files of a split, compressed or not: one file, or its shards (same name and kind) in order.
 
     Raises:
         DataError: there are two to choose from.
@@ -325,7 +325,7 @@ def _predict(needed: str, flags: Flags) -> dict[str, Any]:
 
 
 def _place(device: int) -> str:
-    """What torch calls ``--device``."""
+    """torch's name for ``--device``."""
     if device < 0:
         return "cpu"
     import torch

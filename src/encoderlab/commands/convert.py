@@ -108,9 +108,9 @@ def convert(
 def _read(
     model: Path, source: Source | None, *, whole: bool, allow_missing: bool
 ) -> tuple[Models, Callable[[Tensor], Tensor] | None]:
-    """The networks of a model, or of the newest checkpoint of a run that is not finished.
+    """The networks of a model, or of the newest checkpoint of an unfinished run.
 
-    Unless they are asked for ``whole``, those of a checkpoint have no values, and what reads them comes with them.
+    Without ``whole``, networks of a checkpoint have no values yet; the function that reads the values is returned too.
     """
     from encoderlab.interchange.load import read
     from encoderlab.train import checkpoint

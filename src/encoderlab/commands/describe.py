@@ -49,7 +49,7 @@ def describe(
     if name is None:
         raise ConfigError("describe needs a name or a model folder; --list shows all names")
     if length < 1 or rows < 1:
-        raise ConfigError(f"length {length} and rows {rows} must be positive")
+        raise ConfigError(f"length is {length} and rows is {rows}; give at least 1 for each")
     from encoderlab.measure.describe import facts, tree
 
     if Path(name).is_dir() or "/" in name or name in installed():

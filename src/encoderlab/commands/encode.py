@@ -99,7 +99,7 @@ def encode(
         Arithmetic of the matrix products in the layers: fp32, or int8 (8 bits; two to three times as
         fast on processors with VNNI).
     check
-        File with one text per line, on which int8 is compared with fp32 first; more than 0.5 % off is refused.
+        File with one text per line, on which int8 is compared with fp32 first; a loss of more than 0.5 % is refused.
     """
     if (file is None) == (not texts):
         raise ConfigError("encode takes either texts or --file FILE (one text per line)")
@@ -185,7 +185,7 @@ def _encode(
 
 
 def _parts(network: Model, texts: Iterator[str], pooling: Pooling, file: Path | None) -> Iterator[np.ndarray]:
-    """The vectors of texts, some at a time; refuses a file without any."""
+    """The vectors of texts, in batches; refuses a file without texts."""
     from encoderlab.inference import encode_parts
 
     if (first := next(texts, None)) is None:

@@ -65,7 +65,7 @@ def export(
     length
         The longest text to read, in tokens; by default as long as the model can, up to 512.
     int8
-        Also write onnx/model_quantized.onnx if it loses no more than --tolerance; else say why not.
+        Also write onnx/model_quantized.onnx if it loses no more than --tolerance; otherwise print its loss.
     check
         Labelled data of the task, or a file with one text per line, on which int8 is judged.
     tolerance
@@ -111,10 +111,10 @@ def export(
 
 
 def texts_of(file: Path, place: Path, use: Use, pooling: Pooling) -> Callable[[Graph, int], Check]:
-    """How the texts of a file are read once the graph is there; those of a task are read now.
+    """A function that reads the texts of a file for the exported graph; texts of a task are read at once.
 
     Raises:
-        DataError: the file cannot be read, or holds fewer than two texts.
+        DataError: the file cannot be read, or has fewer than two texts.
     """
     from encoderlab.deploy.export.fidelity import MaskCheck, TaskCheck, VectorCheck
     from encoderlab.tasks.data.infer import Given
@@ -147,15 +147,15 @@ def texts_of(file: Path, place: Path, use: Use, pooling: Pooling) -> Callable[[G
 
 def _enough(file: Path, count: int) -> None:
     if count < 2:
-        raise DataError(f"{file}: {count} texts, expected at least 2; some hundreds say what int8 costs")
+        raise DataError(f"{file}: {count} texts, expected at least 2; a few hundred show what int8 costs")
 
 
 def _verdict(int8: dict[str, Any]) -> str:
-    """What became of the graph in int8."""
+    """Print whether the int8 graph was written, and its loss."""
     if int8["kept"] is None:
         least = min(one["fall"] for one in int8["tried"])
         return (
-            f"int8 is not written: every way loses more than {100 * int8['tolerance']:g} %, the best one "
+            f"int8 is not written: every attempt loses more than {100 * int8['tolerance']:g} %, the best one "
             f"{100 * least:.2f} %; use onnx/model.onnx (fp32)"
         )
     size, times = int8["bytes"], int8["milliseconds"]

@@ -47,7 +47,7 @@ Baselines = Mapping[str, Mapping[str, Mapping[str, float]]]  # scores by split a
 def fields_of(epochs: float | None, files: Sequence[Path], assignments: Sequence[str]) -> Fields:
     """The fields of the recipe that the user sets, and their sources; later ones take precedence.
 
-    Variables of the environment are for every verb, so those of pretraining are passed over.
+    Environment variables are for every verb, so those of pretraining are ignored.
     """
     changes = [
         (where, {path: value for path, value in fields.items() if where != "environment" or not is_computed(path)})
@@ -57,7 +57,7 @@ def fields_of(epochs: float | None, files: Sequence[Path], assignments: Sequence
 
 
 def _adjustment(changes: Fields, *, suite: bool = False) -> Adjust:
-    """A function that sets the user's fields in the recipe of a protocol; given epochs replace its steps.
+    """A function that sets the user's fields in a protocol's recipe; epochs of the user replace its steps.
 
     In a ``suite``, options of a form are set only for tasks of that form.
     """
@@ -130,8 +130,9 @@ class FinetunePlan:
     def program(
         self, start: Start, job: TaskWithSplits, out: Path, baselines: Baselines | None = None
     ) -> Program[ProtocolResult]:
-        """The protocol as a program, at the point that Optuna chose if it searched. Of several processes, the first
-        locks the folder. ``baselines`` are kept in the record.
+        """The protocol as a program, at the point that Optuna chose if it searched.
+
+        The first of several processes locks the folder. ``baselines`` are kept in the record.
         """
         with held_folder(out) if os.environ.get("RANK", "0") == "0" else nullcontext():
             chosen, searched = self.protocol, []
@@ -280,7 +281,9 @@ def _benchmark_jobs(name: str, data: Path | None) -> list[TaskWithSplits]:
     if name.lower() in suites.SUITES:
         tasks = [task for task in tasks if _lies_in(task, data)]
         if not tasks:
-            raise DataError(f"{data}: has no training file of {name} ({', '.join(names)})")
+            raise DataError(
+                f"{data}: has no training file of {name} ({', '.join(names)}); give the folder that has them"
+            )
     return [TaskWithSplits(task=task, splits=usable_splits(task, data)) for task in tasks]
 
 
@@ -307,7 +310,7 @@ class Start:
         return cls(model=load(folder), origin=Origin(after=after, trained=read_task(folder), folder=str(folder)))
 
     def named(self, system: str) -> Start:
-        """The same under the name that it has beside others."""
+        """The same start with another name, as it is shown next to others."""
         return replace(self, origin=replace(self.origin, system=system))
 
 
@@ -354,7 +357,7 @@ def lesson_of(teaching: Teaching, student: Model, job: TaskWithSplits, is_suite:
 def programs_of(
     plan: FinetunePlan, start: Start, job: TaskWithSplits, out: Path, *, scratch: bool
 ) -> dict[str, Program[ProtocolResult]]:
-    """The programs of one task by system: the model, and on request the same architecture from fresh weights."""
+    """The programs of one task by system: the model and, with --scratch, the same architecture from fresh weights."""
     job = replace(job, task=completed(job.task, job.splits["train"]))
     simple = baselines_by_split(job.task, job.splits)
     programs = {}

@@ -95,7 +95,7 @@ def inspect(
 
 
 def _tagged(name: str, data: Path | None) -> TaskWithSplits:
-    """The task of tagging in a file, of which a part is held out, or of a benchmark in the folder ``data``."""
+    """The tagging task of a file, with a held-out part, or of a benchmark in the folder ``data``."""
     from encoderlab.commands.finetune_stages import TaskWithSplits
     from encoderlab.tasks.data import suites
     from encoderlab.tasks.data.infer import Given, task_of
@@ -119,7 +119,9 @@ def _tagged(name: str, data: Path | None) -> TaskWithSplits:
 
 
 def _look(place: Path, read: list[Sentence], memory: int, tagged: Sequence[TaskWithSplits], file: str | None) -> Look:
-    """One model: what its heads do with the texts, how important they are on ``file``, what its layers know of tags."""
+    """One model: what its heads read in the texts, their importance on ``file``, and what its layers know about
+    tags.
+    """
     from encoderlab.inspection.attention import attention
     from encoderlab.inspection.folder import SHOWN, Look
     from encoderlab.inspection.neighbours import nearest

@@ -13,14 +13,14 @@ from encoderlab.errors import ConfigError
 from encoderlab.files import held_file
 
 Kind = Literal["page", "vectors", "predictions", "pairs", "leaderboard"]
-_STARTS: dict[Kind, tuple[bytes, ...]] = {  # the first bytes of what a verb writes
+_STARTS: dict[Kind, tuple[bytes, ...]] = {  # the first bytes of a verb's output
     "page": (b"<!doctype html",),
     "vectors": (b"\x93NUMPY",),
     "predictions": (b'{"id":',),
     "pairs": (b'{"uid":',),
     "leaderboard": (b"",),  # of many kinds
 }
-# The files in our folders that start as what a verb writes does, or are empty.
+# Files of our folders that are empty, or start as a verb's output does.
 _PARTS = ("predictions-*.jsonl", "counts.npy", "report.html", "submission*/*", "run.log", ".lock")
 _FOLDERS = ("recipe.json", "score.json", "manifest.json")  # marks of a run, a fine-tuning, a corpus
 
@@ -35,7 +35,7 @@ def output(
         out: the file to write.
         kind: of file. An existing file that starts like another kind is not replaced.
         inputs: files that the verb reads.
-        own: the file in a run folder that this verb writes by default.
+        own: the verb's default file in a run folder, which it may write.
         option: the flag that names the output, for messages.
 
     Raises:

@@ -69,8 +69,13 @@ def perplexity(
 
     if not models:
         raise ConfigError("no model to measure; give at least one model folder")
-    if min(window, streams, positions) < 1 or min(memory, clamp) < 0:
-        raise ConfigError("give at least 1 for window, streams and positions, at least 0 for memory and clamp")
+    for options, least in (
+        ({"window": window, "streams": streams, "positions": positions}, 1),
+        ({"memory": memory, "clamp": clamp}, 0),
+    ):
+        for option, value in options.items():
+            if value < least:
+                raise ConfigError(f"--{option} {value} is below {least}; give at least {least}")
     text = Corpus(corpus, split)
     verify(corpus, split)
     device = usual_device()

@@ -1,4 +1,4 @@
-"""``--precision int8`` of verbs that predict: what it costs on the user's own texts."""
+"""``--precision int8`` of verbs that predict: its loss on the user's own texts."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ TOLERANCE = 0.005  # share of the score, or of the agreement, that int8 may lose
 
 
 def judge(model: Path, file: Path | None, precision: Precision, *, pooling: Pooling | None = None) -> dict[str, Any]:
-    """Compare the model in int8 with itself in fp32 on the texts of ``file``, print the verdict, and return it as
-    ``int8``; nothing without a file.
+    """Compare the model in int8 with itself in fp32 on the texts of ``file``, print the result, and return it as
+    ``int8``.
 
-    ``pooling``: vectors of texts are compared; None: the answers of the fine-tuned head.
+    Without a file, nothing is compared. With ``pooling``, vectors of texts are compared, otherwise the answers of the
+    fine-tuned head.
 
     Raises:
         ConfigError: a file without int8, or int8 loses more than :data:`TOLERANCE`.

@@ -41,7 +41,8 @@ def prune(
     Parameters
     ----------
     model
-        Folder of a model or run, fine-tuned or pretrained. Of a generator and a discriminator, the latter is pruned.
+        Folder of a model or run, fine-tuned or pretrained. For generator and discriminator, the discriminator is
+        pruned.
     out
         New folder of the smaller model.
     heads

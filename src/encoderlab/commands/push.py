@@ -28,7 +28,7 @@ def push(model: Path, name: str, /, *, private: bool = False) -> dict[str, Any]:
     model
         Model folder, run folder, or any other model that convert reads.
     name
-        Name on the Hub, org/name. A new model is created; one that exists gets a new commit.
+        Name on the Hub, org/name. A new name creates a model; an existing model gets a new commit.
     private
         Create it as a private model. Default: the account's setting, usually public.
     """

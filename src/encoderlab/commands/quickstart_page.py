@@ -93,7 +93,7 @@ def data_facts(road: Road) -> dict[str, str]:
 
 
 def commands(road: Road) -> list[str]:
-    """The command that repeats all, and two commands to continue with."""
+    """The command that repeats everything, and two to continue with."""
     model, data = (quote(str(road.out / place)) for place in ("pretrain", "tasks/area/train.jsonl"))
     return [
         road.command,

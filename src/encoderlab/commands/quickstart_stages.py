@@ -138,7 +138,7 @@ def recipe_for(chosen: QuickstartPlan, seed: int) -> Recipe:
     padding.
 
     No sentence pairs, because most passages are shorter than a row; no dropout, because hardly any text is read twice;
-    and twice BERT's masking rate, because a row has more to learn from than a short run can use.
+    and twice BERT's masking rate, because a short run then learns more from each row.
     """
     base = recipes.recipe(chosen.recipe)
     return replace(
@@ -158,7 +158,7 @@ def recipe_for(chosen: QuickstartPlan, seed: int) -> Recipe:
 
 
 def blanks(size: Literal["stdlib", "all"], tokenizer: Tokenizer, count: int = 6) -> list[tuple[str, str]]:
-    """Held-out sentences with one word masked, and the word. Chosen by a hash, not by how well they turn out."""
+    """Held-out sentences with one word masked, and the word. A hash chooses them, not the model's success."""
     chosen: dict[int, tuple[str, str]] = {}
     mask = tokenizer.token(tokenizer.special.mask)
     for passage in passages(size):

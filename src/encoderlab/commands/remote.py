@@ -15,7 +15,7 @@ from encoderlab.storage.cache import local
 from encoderlab.storage.mirror import written_file, written_folder
 from encoderlab.storage.places import url_of
 
-OUTPUTS = ("out", "submission")  # the parameters that name what a verb writes
+OUTPUTS = ("out", "submission")  # the parameters that name outputs
 FILES = (".jsonl", ".json", ".npy", ".html", ".csv", ".tsv", ".txt")  # suffixes of outputs that are files
 
 
@@ -56,10 +56,10 @@ def call(verb: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
 
 
 def _on_disk(name: str, path: Path) -> Path:
-    """``path``, or what it means as a URL ``file://...``.
+    """``path``, or the path of a URL ``file://...``.
 
     Raises:
-        ConfigError: an output at a URL of another kind, which would be a folder called ``kind:`` here.
+        ConfigError: an output at a URL of another kind, which would become a local folder called ``kind:``.
     """
     kind = path.parts[0] if path.parts else ""
     if kind == "file:":

@@ -53,7 +53,7 @@ def report(
 
 
 def _is_finetuning(folder: Path) -> bool:
-    """Whether a folder holds what a protocol found for a task, or those of a suite; a run has a recipe."""
+    """Whether a folder has the scores of a fine-tuning, of a task or a suite; a pretraining run has a recipe."""
     return not (folder / "recipe.json").exists() and any(
         path for pattern in ("score.json", "*/score.json") for path in folder.glob(pattern)
     )

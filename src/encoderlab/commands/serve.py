@@ -1,4 +1,4 @@
-"""``encoderlab serve``: a model behind HTTP."""
+"""``encoderlab serve``: serve a model over HTTP."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def serve(
     """Serve a model over HTTP.
 
     Speaks the protocols of text-embeddings-inference, OpenAI (embeddings), Cohere and
-    Jina (rerank), and of Hugging Face's tasks at `POST /`. Its address, opened in a
-    browser, is a page to try the model. Only this machine can connect unless --host is
-    given, which needs keys. After a signal, the server ends when all accepted requests are
+    Jina (rerank), and of Hugging Face's tasks at `POST /`. Open its address in a browser for a page
+    to try the model. Only this machine can connect unless --host is given, which needs
+    keys. After a signal, the server ends when all accepted requests are
     answered.
 
     Example:
@@ -98,7 +98,7 @@ def serve(
     workers
         Processes that share the port, each with its share of the cores and its own model.
     """
-    options = dict(locals())  # what a worker is given too
+    options = dict(locals())  # options of every worker
 
     for package in ("starlette", "uvicorn", "uvloop", "httptools", "orjson", "prometheus_client"):
         if importlib.util.find_spec(package) is None:
@@ -125,7 +125,7 @@ def serve(
 
 
 def answer(*, shared: bool = False, **options: Any) -> str:
-    """Serve in this process until a signal; the address.
+    """Serve in this process until a signal; return the address.
 
     Args:
         shared: other processes listen on the port too.

@@ -93,9 +93,7 @@ _NOTES = _Notes()
 
 @contextmanager
 def progress(title: str) -> Iterator[Callable[[str, int, int | None], None]]:
-    """A function ``(what, done, total or None)`` that shows progress: bars on a terminal, otherwise a line now and
-    then.
-    """
+    """A function ``(what, done, total or None)`` that shows progress: bars on a terminal, otherwise some lines."""
     display = Display(title)
     try:
         yield display.count

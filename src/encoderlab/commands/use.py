@@ -331,10 +331,10 @@ def predict(
 def _places(words: Sequence[str], out: Path | None) -> list[Path] | None:
     """The files and folders that ``words`` name; None if they are texts.
 
-    A folder is one that is written with a slash, or for which an output is given.
+    A word is a folder if it is written with a slash, or if an output is given.
 
     Raises:
-        DataError: a word that must be a file, and is none, or texts besides files.
+        DataError: a word must be a file, and there is none; or texts are given besides files.
     """
     places, texts = [], []
     for word in words:

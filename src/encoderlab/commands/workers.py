@@ -47,7 +47,7 @@ class Processes:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions(Processes):
-    """Where independent work runs, and what each task gets of it.
+    """Where independent work runs, and the resources of each task.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ ALL_CORES = Processes()
 def elsewhere(where: WorkerOptions, out: Path, reads: Sequence[Path]) -> Iterator[Tasks | None]:
     """What runs work whose output folder is ``out``; None for this process.
 
-    The folder is made first, so that a node of a cluster that does not see it is found, and removed if it stays empty.
+    The folder is made first, to find nodes of a cluster that do not see it; it is removed if it stays empty.
     """
     if not where.several:
         yield None
@@ -128,11 +128,11 @@ def keep_model(model: Path, identity: str, loaded: Any) -> None:
 
 
 def shared_model(model: Path, identity: str, load: Callable[[Path], tuple[T, str]]) -> T:
-    """The model of this process, loaded once for all its tasks; it must be the one that the first process has.
+    """The model of this process, loaded once for all its tasks; it must equal that of the first process.
 
     Args:
         identity: of the model as the first process sees it.
-        load: reads a model, and tells its identity.
+        load: reads a model and returns it with its identity.
 
     Raises:
         ConfigError: this process sees another model.
@@ -141,7 +141,7 @@ def shared_model(model: Path, identity: str, load: Callable[[Path], tuple[T, str
         loaded, own = load(model)
         if own != identity:
             raise ConfigError(
-                f"{model}: is another model on {platform.node()} than here; put one where all nodes see it"
+                f"{model}: differs on {platform.node()} from the model here; put one where all nodes see it"
             )
         keep_model(model, identity, loaded)
     return _loaded[model, identity]  # type: ignore[no-any-return]
@@ -192,12 +192,12 @@ def for_each_file(
     """
     inputs = listed(places, suffix)
     if out is None:
-        raise ConfigError(f"{len(inputs)} files need a folder for what is made of them; give --out FOLDER")
+        raise ConfigError(f"{len(inputs)} files need a folder for their outputs; give --out FOLDER")
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out}: is a file; name a folder, for one output for each file")
     for place in places:  # outputs below it would be read next time
         if place.is_dir() and out.resolve().is_relative_to(place.resolve()):
-            raise ConfigError(f"--out {out}: lies in {place}, whose files are read; give another --out")
+            raise ConfigError(f"--out {out}: is inside {place}, which is read; give another --out")
     sees = [out, *places, *([model] if model.exists() else [])]
     with held_folder(out), where.tasks(sees) as tasks, progress(title) as show:
         done = make_outputs(make, inputs, out, tasks, asked=asked, progress=show)
@@ -212,7 +212,7 @@ def for_each_file(
             note(f"failed: {why}")
         some = "; ".join(reasons[:NAMED]) + ("; ..." if len(reasons) > NAMED else "")
         raise DataError(
-            f"{len(done.failed):,} of {len(inputs):,} files failed ({some}); the others are in {out}; mend these, and "
+            f"{len(done.failed):,} of {len(inputs):,} files failed ({some}); the others are in {out}; fix these, and "
             "run the same command again"
         )
     return done

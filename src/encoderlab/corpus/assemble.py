@@ -1,18 +1,18 @@
 """From pieces to the corpus: drop duplicates and documents of unwanted length, split, write the final shards.
 
-All of it needs the whole corpus but none of its text: only digests and lengths of lines are looked at, piece by piece.
+All of it needs the whole corpus but none of its text: only digests and lengths of lines are read, piece by piece.
 
-*Duplicates.* Two lines, or documents, are taken for equal if their 64-bit digests are equal; among a billion different
+*Duplicates.* Two lines, or documents, count as equal if their 64-bit digests are equal; among a billion different
 ones about 0.03 pairs are expected to collide. The first occurrence stays. Memory is bounded
 (:mod:`encoderlab.corpus.duplicates`); disk: 16 bytes a line.
 
 *Near duplicates.* A document is dropped if it shares a number of a band with an earlier one of the same length limits,
-whether that one stays or not; so the first of several stays, in memory that is bounded as above, whatever their number.
+even if that one was dropped; so the first of several stays. Memory is bounded as above.
 Documents are compared as they were read, repeated lines included. Disk: 16 bytes a document and band.
 
-*Split.* A document belongs to the validation split if a hash of its lines falls below the given fraction, whatever its
-place in the input; equal documents are in the same split. If fewer than two fall below, the two with the smallest
-hashes are taken, as pairs of segments need two documents; of fewer than 20 documents one is enough.
+*Split.* A document belongs to the validation split if a hash of its lines is below the given fraction; its place in the
+input does not matter, and equal documents are in the same split. If fewer than two are below, the two with the smallest
+hashes are taken, because pairs of segments need two documents; with fewer than 20 documents one is enough.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from encoderlab.seeds import mix
 log = logging.getLogger(__name__)
 
 SHARD_TOKENS = 1 << 26  # tokens after which a shard ends
-TWO_HELD_OUT = 20  # documents of the smallest corpus that can spare two
+TWO_HELD_OUT = 20  # documents of the smallest corpus that gives two for validation
 DROPPED, TRAIN, VALIDATION = range(3)
-_PLACE, _SPLIT = 0x9E3779B97F4A7C15, 0x5EED0F5A11D0C5  # set hashes of lines at different places, and splits, apart
+_PLACE, _SPLIT = 0x9E3779B97F4A7C15, 0x5EED0F5A11D0C5  # distinguish hashes of lines at different places, and splits
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection(Bounded):
-    """Which documents stay, and where they go.
+    """Which documents stay, and in which split.
 
     Args:
         min_chars, max_chars: documents with fewer or more characters are dropped.
-        drop_documents: drop a document whose lines are those of an earlier one.
+        drop_documents: drop a document whose lines equal those of an earlier one.
         near_duplicates: drop a document that resembles an earlier one: the similarity of their runs of five words at
             which half of the pairs are found (:mod:`encoderlab.corpus.near_duplicates`); None keeps them.
         drop_lines: drop a line that occurred before anywhere in the corpus.
@@ -77,15 +77,15 @@ class ShardWork:
     vocab_size: int
 
     def record_path(self, scratch: Path) -> Path:
-        """The file for this shard's part of the manifest, written after the shard; counts of ids lie next to it."""
+        """The file for this shard's part of the manifest, written after the shard; counts of ids are next to it."""
         return scratch / f"{self.path.parent.name}-{self.path.stem}.json"
 
 
 def plan(
     pieces: Sequence[Path], selection: Selection, scratch: Path, out: Path, vocab_size: int
 ) -> tuple[list[ShardWork], dict[str, int], Counter[int]]:
-    """Decide about every line and document; returns the shards to write, counts of what was read and dropped, and the
-    characters that were no UTF-8 by the number of their source.
+    """Decide about every line and document; returns the shards to write, counts of read and dropped items, and the
+    number of characters that were not valid UTF-8 by source.
 
     Decisions are files in ``scratch``; the same pieces give the same decisions.
     """
@@ -123,14 +123,14 @@ def _judge_each_alone(pieces: Sequence[Path], selection: Selection, scratch: Pat
 
 
 def _drop_repeated(judged: Sequence[Path], files: Sequence[Path], name: str, scratch: Path) -> int:
-    """Drop each document that has a number which an earlier one has, of those that are not dropped yet.
+    """Of the documents that are not dropped yet, drop each that shares a number with an earlier one.
 
     Args:
-        judged: files of decisions, which are written anew.
-        files, name: for each of them a file, whose tensor of this name has as many numbers for every document.
+        judged: files of decisions, which are written again.
+        files, name: for each of them a file, whose tensor of this name has equally many numbers for every document.
 
     Returns:
-        how many were dropped.
+        the number of dropped documents.
     """
 
     def candidates() -> Iterator[np.ndarray]:
@@ -173,7 +173,7 @@ def _split(judged: Sequence[Path], selection: Selection) -> list[Path]:
 
 
 def _judge(piece: Piece, kept: np.ndarray, selection: Selection, counts: Counter[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Per document of a piece its code, DROPPED or TRAIN, (d,) uint8, and its digest, (d,) uint64."""
+    """For each document of a piece its code, DROPPED or TRAIN, (d,) uint8, and its digest, (d,) uint64."""
     edges, number = piece.document_edges, offsets(kept)
     chars, tokens, lines = (_sums(values * kept, edges) for values in (piece.line_chars, piece.line_tokens, kept))
     places = number[1:] - np.repeat(number[edges[:-1]], piece.document_lines)  # of a kept line in its document, from 1
@@ -275,15 +275,14 @@ def write_shard(work: ShardWork, out: Path, scratch: Path) -> None:
 
 
 def shard_is_written(work: ShardWork, scratch: Path) -> bool:
-    """Whether an earlier build that was interrupted completed this shard. What is damaged of it is named, and the shard
-    is to be written again."""
+    """Whether an interrupted build completed this shard. A damaged shard is named, and must be written again."""
     record_path = work.record_path(scratch)
     try:
         record = sealed.read_record(record_path)
         if work.split == TRAIN:
             sealed.check_tensors(record_path.with_suffix(".counts"), work.path.stem)
         if (record["documents"], record["tokens"]) != (work.documents, work.tokens):
-            raise sealed.Damaged(record_path, "made for something else")
+            raise sealed.Damaged(record_path, "of another origin")
         if not work.path.exists() or sha256(work.path) != record["sha256"]:
             raise sealed.Damaged(work.path, "damaged" if work.path.exists() else "missing")
     except FileNotFoundError:

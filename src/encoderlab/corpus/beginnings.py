@@ -1,14 +1,14 @@
-"""The beginning of a long text that decides its first tokens, so that no more of it is tokenized than is used.
+"""The beginning of a long text that determines its first tokens, so that only as much as needed is tokenized.
 
 A text is cut where the tokens before do not depend on the text after: between words, and in WordPiece next to marks and
-Chinese characters. Where no such place is near, as in a cell of letters without a space, the cut is proved instead.
+Chinese characters. If no such place is near, as in a cell of letters without a space, the cut rests on this proof.
 
 Let the whole text have a border between two tokens at ``j``, inside a run of solid characters. Then the tokens before
-are those of ``text[:j]``: no merge of BPE crosses ``j``, so the merges before it are made in the same order without
-what follows; the best path of Unigram to ``j`` depends on nothing behind it; and no rule that cuts words looks further
-than the character behind a run of white space. Take any place ``n``. Either ``n`` is a border, or the token that
-reaches over it begins at a place ``j`` where ``text[j:n]`` begins a token of the vocabulary. So what the texts
-``text[:j]`` of all these places have in common are the first tokens of the whole. The places are few.
+are those of ``text[:j]``: no merge of BPE crosses ``j``, so the merges before it are the same without the text after;
+the best path of Unigram to ``j`` does not depend on the text after; and no rule that cuts words looks further than the
+character after a run of white space. Take any place ``n``. Either ``n`` is a border, or the token that crosses ``n``
+begins at a place ``j`` where ``text[j:n]`` begins a token of the vocabulary. So the tokens that all these texts
+``text[:j]`` have in common are the first tokens of the whole. There are few such places.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ import tokenizers
 
 from encoderlab.corpus.chunks import CHINESE, Mode, mode_of
 
-NEAR = 8  # times the wanted length, within which a border is looked for
-MOST = 1 << 16  # characters; where nothing can be proved, so many are read
+NEAR = 8  # times the wanted length, within which a border is searched
+MOST = 1 << 16  # characters to read if nothing can be proved
 
 # Characters that mean the same next to each other: what a normaliser makes of one does not depend on the next. White
 # space and marks that combine are not among them, nor the quotes that BPE and SentencePiece read in pairs or with
@@ -40,7 +40,7 @@ _BYTES = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=F
 
 
 class Head(NamedTuple):
-    """Beginnings of a text: one that stands for it, or several of which only what they have in common does."""
+    """Beginnings of a text: one with the text's own tokens, or several of which only the common tokens count."""
 
     texts: list[str]
     proved: bool = True
@@ -61,7 +61,7 @@ class Beginnings:
         self._added = [token["content"] for token in parts["added_tokens"]]
         if not any(token["single_word"] for token in parts["added_tokens"]):
             self.mode = mode_of(parts, whole=False)
-        else:  # whether it is found depends on the character behind it
+        else:  # whether it is found depends on the character after it
             self.mode = None
         self._border = self._pattern(self.mode, set("".join(self._added)))
         self._tokens: list[str] | None = None
@@ -85,7 +85,7 @@ class Beginnings:
         )
 
     def heads(self, text: str, length: int) -> Head:
-        """Beginnings of ``text`` of ``length`` characters or a few more; all of it where it cannot be cut there."""
+        """Beginnings of ``text`` of ``length`` characters or a few more; the whole text if it cannot be cut there."""
         if len(text) <= length:
             return Head([text])
         border = self._border and self._border.search(text, length, min(len(text), NEAR * length))
@@ -97,7 +97,9 @@ class Beginnings:
         return Head([text[: max(length, MOST)]], proved=False)
 
     def _places(self, text: str, length: int) -> Iterator[int]:
-        """Where the token can begin that reaches over a place near ``length``; nothing if no place there is solid."""
+        """The possible beginnings of the token that crosses a place near ``length``; none if no place there is
+        solid.
+        """
         if self.mode not in ("bytes", "pieces"):
             return
         if self._tokens is None:
@@ -108,7 +110,7 @@ class Beginnings:
         run = re.compile(f"{_SOLID}{{{window + 1}}}").search(text, length, min(len(text), NEAR * length + window + 1))
         if run is None:
             return
-        end = run.end() - 1  # the character behind it is solid too
+        end = run.end() - 1  # the character after it is solid too
         for begin in range(end, end - self._longest, -1):
             part = text[begin:end]
             if self._begins_a_token(part) or self._begins_a_token(self._surface(part)):
@@ -126,7 +128,7 @@ class Beginnings:
         return place < len(self._tokens) and self._tokens[place].startswith(part)
 
     def common(self, ids: Sequence[np.ndarray], offsets: Sequence[np.ndarray]) -> int:
-        """How many first tokens the encodings of several heads have in common, unknown ones at their ends left out."""
+        """The number of first tokens that the encodings of several heads share, without unknown ones at their ends."""
         sizes = []
         for one in ids:
             known = np.flatnonzero(one != self.unknown)

@@ -1,9 +1,8 @@
 """Cuts sources into blocks that end where a document ends, so that one process reads and others parse.
 
-Where the cuts fall depends on the bytes near them alone. A plain file of lines can therefore be read from any range on,
-by whoever does not know what lies before: after :data:`BLOCK` bytes, and each further :data:`BLOCK`, it is cut at the
-last end of a document so far. Where there was none for :data:`RANGE` bytes, it is cut at the last line end, but only at
-multiples of :data:`RANGE`.
+Cuts depend only on the bytes near them. A plain file of lines can therefore be read from any range on, without the text
+before: after every :data:`BLOCK` bytes it is cut at the last end of a document so far. If there was none for
+:data:`RANGE` bytes, it is cut at the last line end, but only at multiples of :data:`RANGE`.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from encoderlab.errors import DataError
 from encoderlab.records.opening import BLOCK, column_batches, errors_of
 from encoderlab.records.reading import MAX_RECORD
 
-RANGE = 4 * BLOCK  # bytes of a file that can be read by themselves; a multiple of a block
-_LOOK = 1 << 16  # bytes in which the end of the last document is looked for first
+RANGE = 4 * BLOCK  # bytes of a file that can be read separately; a multiple of a block
+_LOOK = 1 << 16  # bytes in which the end of the last document is searched first
 _MARK = 3  # bytes of the longest mark of an end
 
 
@@ -44,7 +43,7 @@ START = Position()
 class SourceBlock:
     """A part of a source that ends where a document ends.
 
-    A block of records (CSV, TSV, Parquet) holds JSON per line: a text, or ``{"problem": ...}`` for a row without one;
+    A block of records (CSV, TSV, Parquet) has JSON per line: a text, or ``{"problem": ...}`` for a row without one;
     ``lines`` are the lines of the file on which they start, or the rows of a Parquet file. ``start`` is the offset of
     its position.
     """
@@ -67,13 +66,13 @@ class SourceBlock:
 
 
 def read_blocks(source: Source, start: Position = START, stop: int | None = None) -> Iterator[SourceBlock]:
-    """The blocks of a source from ``start`` (the ``end`` of an earlier block, or :func:`range_start`) on, without those
-    that are cut only after ``stop`` bytes were read.
+    """The blocks of a source from ``start`` on (the ``end`` of an earlier block, or :func:`range_start`), without those
+    that are cut after ``stop`` bytes were read.
 
     Memory: 32 MB for text, 64 MB for JSON lines. A compressed source is decompressed again up to ``start``.
 
     Raises:
-        DataError: the file cannot be read, is truncated or damaged, or holds a record that is too long.
+        DataError: the file cannot be read, is truncated or damaged, or has a record that is too long.
     """
     with errors_of(source.name):
         if source.format in ("csv", "tsv", "parquet"):
@@ -132,7 +131,7 @@ def _too_long(source: Source) -> DataError:
 
 
 def _document_end(source: Source, data: bytes) -> int:
-    """The place behind the last end of a document in ``data``, 0 if there is none."""
+    """The place after the last end of a document in ``data``, 0 if there is none."""
     if source.format == "jsonl":
         return data.rfind(b"\n") + 1
     if source.format == "text":
@@ -142,7 +141,7 @@ def _document_end(source: Source, data: bytes) -> int:
 
 
 def _forced_cut(data: bytes) -> int:
-    """Where bytes without the end of a document are cut."""
+    """The place to cut bytes without the end of a document."""
     cut = data.rfind(b"\n") + 1 or data.rfind(b" ") + 1
     if not cut:  # no white space at all: between two characters
         cut = len(data)
@@ -153,11 +152,11 @@ def _forced_cut(data: bytes) -> int:
 
 
 def range_start(source: Source, read: int) -> Position:
-    """Where the first block begins that is cut after more than ``read`` bytes (a multiple of :data:`BLOCK`) of a plain
-    file of lines were read; the file is read only a little before that.
+    """The start of the first block, in a plain file of lines, that is cut after more than ``read`` bytes (a multiple of
+    :data:`BLOCK`); only a little of the file before it is read.
 
     Raises:
-        DataError: the file cannot be read, or holds a record that is too long.
+        DataError: the file cannot be read, or has a record that is too long.
     """
     if read == 0:
         return START
@@ -203,7 +202,7 @@ def _record_blocks(source: Source, start: Position) -> Iterator[SourceBlock]:
 
 
 def _table_texts(source: Source) -> Iterator[tuple[int, str | dict[str, str]]]:
-    """The line and the text of each row, or what is wrong with it."""
+    """The line and the text of each row, or its problem."""
     rows = table_rows(source)
     column, width = source.field or 0, sys.maxsize  # of a row, where a header says so
     if isinstance(column, str):

@@ -1,18 +1,18 @@
 """Sources to a corpus: read, tokenize piece by piece in parallel, drop duplicates, split, write shards.
 
-    OUT/.work/plan.json           what is being built, so that nothing else is continued by mistake
+    OUT/.work/plan.json           the settings, so that a build with others is not continued by mistake
     OUT/.work/tokenizer/          trained or copied
     OUT/.work/pieces/000000-...   tokens of about 4 MB of input each (:mod:`encoderlab.corpus.pieces`)
-    OUT/.work/part.json           all pieces are there
+    OUT/.work/part.json           written when all pieces are there
     OUT/.work/assembly/...        decisions and records (:mod:`encoderlab.corpus.assemble`)
     OUT/train/, validation/ ...   the corpus (:mod:`encoderlab.corpus.shards`); with its manifest the corpus is complete
 
-Each of these appears complete or not at all. A build that was killed continues where it was, and ends with the same
-bytes; so does one with any number of workers, or of machines: with ``num_shards`` n a machine reads every n-th stretch
+Each of these appears complete or not at all. A killed build continues where it was, and ends with the same
+bytes, as does a build with any number of workers or machines: with ``num_shards`` n a machine reads every n-th stretch
 of the input (:mod:`encoderlab.corpus.stretches`), and :func:`encoderlab.corpus.merge.merge_corpora` assembles them. On
 a cluster, a task reads a stretch and makes its pieces.
 
-Memory does not depend on the size of the input: one piece a worker, about 200 MB each.
+Memory does not depend on the size of the input: one piece per worker, about 200 MB each.
 """
 
 from __future__ import annotations
@@ -65,10 +65,8 @@ from encoderlab.storage.streams import sha256
 
 log = logging.getLogger(__name__)
 
-VERSION = 2  # of how the input is divided into pieces and sampled; a build that another version began is refused
-LOOK = (
-    128  # times the bytes of the sample, so many are read for it at most of files that must be read from the beginning
-)
+VERSION = 2  # of how the input is divided into pieces and sampled; a build of another version is refused
+LOOK = 128  # times the bytes of the sample: the most to read for it of files that must be read from the beginning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +76,9 @@ class NewTokenizer:
     Args:
         kind: ``wordpiece``, ``bpe`` (byte-level) or ``unigram``.
         vocab_size: tokens, special ones included.
-        family: whose special tokens and framing; None goes by the kind.
-        lowercase: None goes by the kind.
-        sample_bytes: about how much text to learn from, taken evenly from all sources.
+        family: family of the special tokens and framing; None for the usual one of the kind.
+        lowercase: None for the usual value of the kind.
+        sample_bytes: approximate size of the training text, taken evenly from all sources.
     """
 
     kind: Kind = "wordpiece"
@@ -101,12 +99,12 @@ class GivenTokenizer:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildSettings:
-    """What determines the bytes of a corpus, together with the sources.
+    """The settings that determine the bytes of a corpus, together with the sources.
 
     Args:
-        sources: files, folders, globs, or ``python:stdlib`` and ``python:all``, the text that Python itself carries.
-        segmenter: what marks words in Chinese text (:mod:`encoderlab.corpus.segment`); None leaves every Chinese
-            character a word of its own.
+        sources: files, folders, globs, or ``python:stdlib`` and ``python:all``, the text in every Python installation.
+        segmenter: marks words in Chinese text (:mod:`encoderlab.corpus.segment`); with None every Chinese character is
+            a word.
     """
 
     sources: tuple[str, ...]
@@ -129,23 +127,23 @@ def build_corpus(
 ) -> Manifest | PartRecord:
     """Build a corpus, or part ``shard_index`` of ``num_shards`` of one; returns its manifest, or the part's record.
 
-    Run again after an interruption it continues; what is damaged of the results of earlier sessions is named and made
-    again. On a complete corpus of the same settings and sources it verifies that corpus and changes nothing.
+    Called again after an interruption, it continues; damaged results of earlier sessions are named and made again. A
+    complete corpus of the same settings and sources is verified and not changed.
 
     Args:
-        workers: processes besides this one, which reads; 1 does everything in this process.
+        workers: number of processes besides this one, which reads; with 1, this process does everything.
         max_unknown: the share of unknown tokens above which the tokenizer is refused for this text.
-        tasks: where stretches are read and shards are made instead: a cluster whose nodes see the sources and ``out``.
+        tasks: a cluster to read stretches and make shards instead; its nodes must see the sources and ``out``.
 
     Raises:
-        ConfigError: wrong settings, an output folder that is in use, not empty, or holds something else.
+        ConfigError: wrong settings, or an output folder that is in use or has other content.
         DataError: sources that are missing, unreadable, without text, or not covered by the tokenizer.
     """
     on_cluster = tasks is not None
     out = Path(out) if tasks is None else Path(out).resolve()  # a cluster's workers are in other folders
     if tasks is None:
         tasks = functools.partial(Workers, workers)
-        tasks()  # refuses a wrong number before anything is done
+        tasks()  # refuses a wrong number before any work
     check_max_unknown(max_unknown)
     if num_shards < 1:
         raise ConfigError(f"num_shards {num_shards}, expected at least 1")
@@ -169,7 +167,7 @@ def build_corpus(
 
 
 def _check(settings: BuildSettings) -> None:
-    """Refuse wrong settings before any work; what the types of their fields exclude is refused already."""
+    """Refuse wrong settings before any work, beyond what the types of the fields refuse."""
     _load_segmenter(settings.segmenter)
     selection = settings.selection
     if not 0 <= selection.validation < 1:
@@ -200,10 +198,10 @@ def resolve_sources(patterns: Sequence[str], reading: Reading) -> list[Source]:
 
 
 def _complete(settings: BuildSettings, sources: Sequence[Source], out: Path) -> Manifest:
-    """The manifest of a corpus that is there already, if it is the one asked for and whole."""
+    """The manifest of an existing corpus, if it has the same settings and is intact."""
     manifest = read_manifest(out)
     asked = to_dict(settings)
-    # What corpora of earlier versions do not record has its default.
+    # Fields that corpora of earlier versions lack have their default.
     recorded = manifest.settings or {}
     built = {**recorded, "selection": {**to_dict(Selection()), **recorded.get("selection", {})}}
     if built != asked or manifest.tokenizer is None:
@@ -217,7 +215,7 @@ def _complete(settings: BuildSettings, sources: Sequence[Source], out: Path) -> 
         if recorded.get(source.name) != hashes[source.path]:
             raise ConfigError(f"{out}: {source.name} has changed since; choose another folder, or delete this one")
     if len(recorded) != len(sources):
-        raise ConfigError(f"{out}: built of {len(recorded)} sources, not {len(sources)}; choose another folder")
+        raise ConfigError(f"{out}: built from {len(recorded)} sources, not {len(sources)}; choose another folder")
     verify(out)
     shutil.rmtree(out / WORK, ignore_errors=True)
     return manifest
@@ -225,9 +223,9 @@ def _complete(settings: BuildSettings, sources: Sequence[Source], out: Path) -> 
 
 @dataclass(frozen=True)
 class Part:
-    """What one machine builds of a corpus, in a folder of its own: every ``num_shards``-th stretch of the input.
+    """The part of a corpus that one machine builds, in its own folder: every ``num_shards``-th stretch of the input.
 
-    A corpus that one machine builds is one part, in ``OUT/.work``.
+    A corpus built by one machine is one part, in ``OUT/.work``.
     """
 
     folder: Path
@@ -235,28 +233,28 @@ class Part:
     sources: Sequence[Source]
     shard_index: int
     num_shards: int
-    on_cluster: bool = False  # whose tasks see the sources
+    on_cluster: bool = False  # of a cluster that sees the sources
 
     def claim(self, out: Path) -> None:
-        """Write down what is built here, or check that it is the same; ``out`` is the folder that the user named.
+        """Record the settings of the build, or check that they are the same; ``out`` is the folder that the user named.
 
         Raises:
-            ConfigError: something else lies or was begun there.
+            ConfigError: the folder has other content, or another build was started there.
         """
         earlier = begun(self.folder, out, PLAN, self.plan)
         if earlier != self.plan and not (self.folder / TOKENIZER).exists():
-            write_record(self.folder / PLAN, self.plan)  # nothing was made yet: its tokenizer was refused, perhaps
+            write_record(self.folder / PLAN, self.plan)  # nothing was made yet; its tokenizer may have been refused
         elif earlier != self.plan:
             raise ConfigError(
-                f"{out}: another build was begun here: {differences(earlier, self.plan)}; "
-                "ask for the same to continue it, or delete the folder"
+                f"{out}: another build was started here: {differences(earlier, self.plan)}; "
+                "give the same settings to continue it, or delete the folder"
             )
         for leftover in self.folder.rglob(".*.tmp"):
             leftover.unlink(missing_ok=True)
 
     @functools.cached_property
     def plan(self) -> dict[str, Any]:
-        """The description of the corpus that is known before the sources are read."""
+        """The part of the corpus's description that is known before the sources are read."""
         return {
             "settings": to_dict(self.settings),
             "sources": {source.name: list(info(source.path)) for source in self.sources},
@@ -267,7 +265,7 @@ class Part:
         }
 
     def tokenizer(self, progress: Progress) -> Tokenizer:
-        """The tokenizer: given, trained now, or there from an earlier session."""
+        """The tokenizer: given, trained now, or from an earlier session."""
         folder = self.folder / TOKENIZER
         if folder.exists():
             try:
@@ -294,7 +292,7 @@ class Part:
         return Tokenizer.load(folder)
 
     def make_pieces(self, tokenizer: Tokenizer, pool: Callable[[], Tasks], progress: Progress) -> PartRecord:
-        """Make the pieces, but for those that are there and whole, and return the record of the part."""
+        """Make the missing or damaged pieces, and return the record of the part."""
         tokenizer_hash = tokenizer.hash()
         origin = digest([self.plan, tokenizer_hash])
         (self.folder / PIECES).mkdir(exist_ok=True)
@@ -319,7 +317,7 @@ class Part:
         done = sum(stretch.size for stretch in own) - sum(stretch.size for stretch in waiting)
         total = sum(stretch.size for stretch in own) if all(map(_has_known_size, self.sources)) else None
         if done:
-            progress("bytes of text", done, total)  # those of earlier sessions
+            progress("bytes of text", done, total)  # pieces of earlier sessions
         hashes: dict[str, str] = {}
         with pool() as tasks:
             there = _read_there(waiting, tasks.cores) if self.on_cluster else []
@@ -336,7 +334,7 @@ class Part:
                 progress("bytes of text", done + (size if work.name.is_last else min(size, work.end.num_bytes)), total)
                 done += size if work.name.is_last else 0
             firsts = {index for stretch in own if not stretch.part for index in range(stretch.first, stretch.end)}
-            for path in {self.sources[index].path: None for index in firsts}:  # a machine hashes what it begins to read
+            for path in {self.sources[index].path: None for index in firsts}:  # a machine hashes what it starts to read
                 if self.on_cluster:
                     tasks.submit(_hash, path, name=str(path))
                 else:
@@ -361,8 +359,9 @@ class Part:
         return record
 
     def _finished(self, origin: str, progress: Progress) -> PartRecord | None:
-        """The record of the part if all its pieces are there. What is damaged is named and removed; the shards that
-        were written of such pieces are removed, too."""
+        """The record of the part if all its pieces are there. Damaged pieces are named and removed, and so are the
+        shards that were written from them.
+        """
         paths = sorted((self.folder / PIECES).glob("*.safetensors"))
         problems = damaged_pieces(paths, origin, progress)
         for problem in problems:
@@ -395,8 +394,9 @@ def _given_hash(settings: BuildSettings) -> str | None:
 
 
 def _sample(sources: Sequence[Source], reading: Reading, budget: int, progress: Progress) -> Iterator[str]:
-    """Documents of about ``budget`` bytes of the input, taken evenly; all if there is less. Only they are read, but for
-    files that must be read from their beginning on: of these at most :data:`LOOK` times as much, their beginnings."""
+    """Documents of about ``budget`` bytes of the input, taken evenly; all if there is less.
+
+    Only these are read. Files that must be read from their beginning are read up to :data:`LOOK` times as far."""
     sizes = [max(source.expected_bytes(), 1) for source in sources]
     share = min(1.0, budget / max(sum(sizes), 1))
     long = sum(size for source, size in zip(sources, sizes, strict=True) if not is_divisible(source))
@@ -419,7 +419,7 @@ def _sample(sources: Sequence[Source], reading: Reading, budget: int, progress: 
 
 
 def _blocks_at(source: Source, places: Sequence[int], number: int) -> Iterator[SourceBlock]:
-    """The blocks of a source that are cut in these of the first ``number`` blocks of its bytes."""
+    """The blocks of a source that are cut in the chosen ones of the first ``number`` blocks of its bytes."""
     if is_divisible(source):
         for place in places:
             stop = (place + 1) * blocks.BLOCK if place < number - 1 else None
@@ -435,13 +435,13 @@ def _blocks_at(source: Source, places: Sequence[int], number: int) -> Iterator[S
 
 
 def _has_known_size(source: Source) -> bool:
-    """Whether its text is about as long as the file."""
+    """Whether the source's text is about as long as its file."""
     return source.format not in ("csv", "tsv", "parquet") and source.path.suffix.lower() not in COMPRESSED
 
 
 def _require_covered(tokenizer: Tokenizer, sources: Sequence[Source], reading: Reading, limit: float) -> None:
-    """Refuse, before any work, a tokenizer that does not cover how some of the sources begin; what it covers of all the
-    text is judged at the end.
+    """Refuse, before any work, a tokenizer that does not cover the beginnings of some sources; the whole text is
+    checked at the end.
 
     Raises:
         DataError: more than the share ``limit`` of the tokens is unknown.
@@ -457,8 +457,9 @@ def _require_covered(tokenizer: Tokenizer, sources: Sequence[Source], reading: R
 
 
 def _read_there(stretches: Sequence[SourceStretch], cores: int) -> list[SourceStretch]:
-    """The stretches that tasks of a cluster read. Long ones are read here, and their pieces are tasks, where there are
-    too few for all cores."""
+    """The stretches that tasks of a cluster read. Long ones are read here, with their pieces as tasks, if there are too
+    few for all cores.
+    """
     long = sum(stretch.is_long for stretch in stretches)
     return [stretch for stretch in stretches if not stretch.is_long or long >= cores]
 
@@ -466,7 +467,7 @@ def _read_there(stretches: Sequence[SourceStretch], cores: int) -> list[SourceSt
 def _read(
     sources: Sequence[Source], stretches: Sequence[SourceStretch], made: Mapping[int, Sequence[Path]]
 ) -> Iterator[PieceInput]:
-    """The pieces of these stretches from the first one of each that is missing on."""
+    """The pieces of these stretches, each from its first missing one on."""
     for is_begun, group in itertools.groupby(stretches, lambda stretch: bool(made[stretch.number])):
         if not is_begun:
             yield from read_work(sources, list(group))
@@ -501,7 +502,9 @@ def _make_piece(
 
 @functools.lru_cache(maxsize=1)
 def _load_tokenizer(folder: Path, tokenizer_hash: str) -> Tokenizer:
-    """Once for all pieces. A process may build in the same folder again, with another tokenizer: hence its hash."""
+    """Load the tokenizer once for all pieces. Its hash is part of the key, because a process may build in the same
+    folder again with another tokenizer.
+    """
     return Tokenizer.load(folder)
 
 

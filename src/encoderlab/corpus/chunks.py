@@ -1,8 +1,9 @@
-"""Tokens of much text at several times the speed of the tokenizer library, with the same result.
+"""Tokens of long text at several times the speed of the tokenizer library, with the same result.
 
 Text repeats itself. It is cut at spaces (for BERT's tokenizer also around Chinese characters) into chunks that the
-tokenizer treats independently; the library tokenizes a chunk once, and from then on it is looked up. Whether chunks are
-independent depends on the parts of the tokenizer: :meth:`ChunkEncoder.of` admits only those for which it holds.
+tokenizer treats independently; the library tokenizes a chunk once, and later occurrences are looked up. Whether chunks
+are independent depends on the parts of the tokenizer: :meth:`ChunkEncoder.of` accepts only tokenizers for which they
+are.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from encoderlab.ranges import aranges, offsets
 
 Mode = Literal["words", "cjk", "bytes", "pieces"]
 
-MAX_CHUNKS = 1 << 19  # remembered chunks, about 80 MB with their tokens; beyond that the memory starts anew
+MAX_CHUNKS = 1 << 19  # remembered chunks, about 80 MB with their tokens; beyond that the memory starts empty
 MAX_TOKENS = 1 << 22
 MAX_LENGTH = 64  # characters; longer chunks are tokenized each time
 
@@ -45,7 +46,7 @@ _IS_SPACE = np.array([chr(code).isspace() for code in range(0x3002)])  # U+3000 
 
 
 class Shortened(NamedTuple):
-    """A text without the middle of its longest words, and where its characters stood in the whole text."""
+    """A text without the middle of its longest words, and the places of its characters in the whole text."""
 
     text: str
     ends: np.ndarray  # (words,) where a shortened word ends, in the shortened text
@@ -60,7 +61,7 @@ class Shortened(NamedTuple):
 def shortened(text: str, most: int) -> Shortened:
     """``text`` with words of more than ``most`` letters or digits cut to one more.
 
-    WordPiece gives one unknown token for any word that is longer than its limit, without looking at it further.
+    WordPiece gives one unknown token for any word that is longer than its limit.
     """
     parts, ends, removed = [], [], [0]
     last = size = 0
@@ -131,7 +132,7 @@ class ChunkEncoder:
         return None if mode is None else cls(backend, mode)
 
     def __call__(self, texts: Sequence[str]) -> EncodedTexts:
-        """The same as :func:`tokenize`. A known word costs 0.1 to 0.2 microseconds, a new one 5."""
+        """As :func:`tokenize`. A known word costs 0.1 to 0.2 microseconds, a new one 5."""
         if len(self._sizes) > MAX_CHUNKS or len(self._ids) > MAX_TOKENS:
             self._forget()
         numbers = array("q")
@@ -159,7 +160,7 @@ class ChunkEncoder:
     def _forget(self) -> None:
         self._numbers = _Numbers()
         self._ids, self._starts = array("i"), array("i")  # tokens of the chunks, one after the other
-        self._begins, self._sizes = array("q"), array("q")  # where those of a chunk begin, and how many; -1: see _cut
+        self._begins, self._sizes = array("q"), array("q")  # start and number of each chunk's tokens; -1: see _cut
         self._widths = array("q")  # characters of a chunk
 
     def _learn(self) -> None:
@@ -206,12 +207,12 @@ class ChunkEncoder:
         return EncodedTexts(ids, starts - np.repeat(spaces, np.diff(bounds)), bounds)
 
     def _is_independent(self, chunk: str) -> bool:
-        """Whether a chunk of SentencePiece text means the same in any neighbourhood.
+        """Whether a chunk of SentencePiece text has the same tokens in any context.
 
-        Not so if it begins or ends with a mark, which may combine with the space next to it, or with a character whose
-        normal form is white space or nothing, as the spaces around it would merge; nor if it has a double quote as in
-        TeX, which ALBERT and XLNet replace: the library then places the space before it differently at the start of a
-        text.
+        It may not if it begins or ends with a mark, which may combine with the space next to it, or with a character
+        whose normal form is white space or nothing, because the spaces around it would merge; nor if it has a double
+        quote as in TeX, which ALBERT and XLNet replace: the library then places the space before it differently at the
+        start of a text.
         """
         if "``" in chunk or "''" in chunk:
             return False
@@ -257,7 +258,7 @@ class _Numbers(dict[str, int]):
 
 
 def _insert(tokens: EncodedTexts, places: np.ndarray, others: EncodedTexts) -> EncodedTexts:
-    """``tokens`` with the texts at ``places`` in place of what is there."""
+    """``tokens`` with the texts at ``places`` replaced."""
     where = {int(place): index for index, place in enumerate(places)}
     ids, starts, sizes = [], [], []
     for index in range(len(tokens.bounds) - 1):
@@ -278,9 +279,9 @@ def _skip_space(text: str, starts: np.ndarray) -> np.ndarray:
 
 
 def mode_of(parts: dict[str, Any], *, whole: bool = True) -> Mode | None:
-    """How text may be cut for the tokenizer of this ``tokenizer.json``; None where chunks may depend on each other.
+    """How text may be cut for the tokenizer of this ``tokenizer.json``; None if chunks may depend on each other.
 
-    Without ``whole`` only the tokens before a cut have to be those of the text, not those behind it.
+    Without ``whole`` only the tokens before a cut must be those of the text, not those after it.
     """
     added = [token for token in parts["added_tokens"] if not token["special"]]
     if whole and any(token["lstrip"] or token["rstrip"] or " " in token["content"] for token in added):
@@ -302,7 +303,7 @@ def mode_of(parts: dict[str, Any], *, whole: bool = True) -> Mode | None:
 
 
 def _cuts_at_spaces(steps: list[dict[str, Any]], splits: list[dict[str, Any]]) -> bool:
-    """Whether a Unigram tokenizer sees words one by one, each behind one space, and normalises each by itself."""
+    """Whether a Unigram tokenizer reads words one by one, each after one space, and normalises each separately."""
     if not splits or splits[-1].get("type") != "Metaspace":
         return False
     *earlier, last = splits

@@ -6,10 +6,10 @@ documents, each a list of cleaned paragraphs.
 
 =========  ==========================================================================================================
 text       a paragraph per line, a blank line between documents
-markdown   a document per file; markup is removed, a paragraph is what blank lines enclose
+markdown   a document per file; markup is removed, blank lines separate paragraphs
 jsonl      a document per line: an object with a text field (a string or a list of strings), or a plain string
-csv        a document per row, quoted as in RFC 4180; the separator is found among ``, ; |`` and tab
-tsv        a document per row; a quotation mark is a character (as in GLUE) unless the file shows that it quotes
+csv        a document per row, quoted as in RFC 4180; the separator is detected among ``, ; |`` and tab
+tsv        a document per row; a quotation mark is an ordinary character (as in GLUE) unless the file uses quoting
 parquet    a document per row
 =========  ==========================================================================================================
 
@@ -38,13 +38,13 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def parse_block(block: SourceBlock, reading: Reading) -> tuple[list[list[str]], Counter[str]]:
-    """The documents of a block, each a list of clean paragraphs, and what was counted on the way.
+    """The documents of a block, each a list of clean paragraphs, and counts.
 
-    A paragraph has single spaces, no white space at its ends, no line end and no control character. Counted are
+    A paragraph has single spaces, no white space at its ends, no line end and no control character. The counts are
     ``invalid_utf8``, ``control_characters`` (removed), ``cut_lines``, ``cut_documents`` and ``skipped_records``.
 
     Raises:
-        DataError: invalid UTF-8 or an invalid record, where these are refused; the message names the line.
+        DataError: invalid UTF-8 or an invalid record, if these are refused; the message names the line.
     """
     counts: Counter[str] = Counter()
     text = _decode(block, reading, counts)
@@ -136,7 +136,7 @@ def _place(block: SourceBlock, index: int) -> str:
 
 
 class _NoText(Exception):
-    """A record without text; the message says why, and with ``has_place`` where it is."""
+    """A record without text; the message says why, and with ``has_place`` also where."""
 
     def __init__(self, message: str, *, has_place: bool = False) -> None:
         super().__init__(message)
@@ -149,7 +149,7 @@ def _record_text(line: str, source: Source) -> str:
     except ValueError:
         raise _NoText("not JSON") from None
     value = record
-    if source.format != "jsonl":  # as blocks.py writes them: what a row holds, or what is wrong with it
+    if source.format != "jsonl":  # as blocks.py writes them: a row's text, or its problem
         if isinstance(record, dict):
             raise _NoText(record["problem"], has_place=True)
     elif not isinstance(record, str):

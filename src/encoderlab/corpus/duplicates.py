@@ -19,8 +19,8 @@ BUCKET = 1 << 22  # numbers sorted at a time
 def find_repeated(columns: Iterable[np.ndarray], total: int, scratch: Path) -> np.ndarray:
     """For each of ``total`` numbers in ``columns``, one after the other, whether it occurred before: (total,) bool.
 
-    Cost: 16 bytes of disk a number while it runs and 1 after it (the result is a mapped file); memory for a few times
-    ``BUCKET`` numbers.
+    Cost: 16 bytes of disk per number while it runs and 1 afterwards (the result is a mapped file); memory for a few
+    times ``BUCKET`` numbers.
     """
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
@@ -37,7 +37,7 @@ def find_repeated(columns: Iterable[np.ndarray], total: int, scratch: Path) -> n
         held.append(np.stack([column, np.arange(first, first + len(column), dtype=np.uint64)], axis=1))
         size, first = size + len(column), first + len(column)
         if size >= BUCKET and buckets > 1:
-            # What repeats here goes no further, so that a line of which there are millions does not fill its bucket.
+            # Drop repetitions first, so that a line with millions of copies does not fill its bucket.
             _spread(_mark_repeated(np.concatenate(held), flags), buckets, scratch)
             held, size = [], 0
     rest = np.concatenate(held) if held else np.zeros((0, 2), np.uint64)

@@ -25,13 +25,13 @@ from encoderlab.storage.streams import open_file
 log = logging.getLogger(__name__)
 
 DATASETS = "hf://datasets/"
-_KINDS = {  # of files that are not read, by suffix; of others, the suffix is the kind
+_KINDS = {  # kinds of files that are not read, by suffix; for others, the suffix is the kind
     "PDF": ".pdf",
     "HTML": ".html .htm .xhtml .mhtml",
     "images": ".png .jpg .jpeg .gif .bmp .tif .tiff .webp .svg .ico .heic",
     "code": ".py .ipynb .js .ts .java .c .h .cc .cpp .hpp .cs .go .rs .rb .php .sh .r .sql .css .m .jl .kt .swift .lua",
     "office documents": ".doc .docx .odt .rtf .ppt .pptx .xls .xlsx .ods .odp .epub",
-    "sound and film": ".mp3 .wav .flac .ogg .mp4 .avi .mkv .mov .webm",
+    "audio and video": ".mp3 .wav .flac .ogg .mp4 .avi .mkv .mov .webm",
     "archives": ".tar .tgz .tbz .txz .7z .rar .jar",
 }
 
@@ -39,13 +39,12 @@ _KINDS = {  # of files that are not read, by suffix; of others, the suffix is th
 def find_sources(patterns: Sequence[str], reading: Reading) -> list[Source]:
     """Files, folders (searched to any depth) and globs, in the order given, the files of a folder or glob by name.
 
-    A file that is named is read whatever it is called; within folders only names with a known suffix count, and what is
-    hidden, empty, or part of a corpus is passed over. Links to folders are followed.
+    A file that is named is read whatever its suffix; within folders only files with a known suffix are read, and those
+    that are hidden, empty, or part of a corpus are left out. Links to folders are followed.
 
     Raises:
         ConfigError: no pattern is given.
-        DataError: nothing there, an empty file, a folder without readable files or with a link to nothing, or binary
-            data.
+        DataError: no such file, an empty file, a folder without readable files or with a broken link, or binary data.
     """
     if not patterns:
         raise ConfigError("no source; give files, folders or globs, for example: encoderlab corpus build wiki.txt.gz")
@@ -69,7 +68,7 @@ def find_sources(patterns: Sequence[str], reading: Reading) -> list[Source]:
 
 
 def _files_of(pattern: str) -> list[Path]:
-    """The files that a path, a folder or a glob stands for.
+    """The files of a path, a folder or a glob.
 
     Raises:
         DataError: there are none, or the folder is a corpus.
@@ -79,7 +78,7 @@ def _files_of(pattern: str) -> list[Path]:
         return _at_url(url)
     if path.is_dir():
         if _is_corpus(path):
-            raise DataError(f"{path}: is a corpus already; give the text that another is to be built of")
+            raise DataError(f"{path}: is a corpus already; give files of text")
         files = _files_below(path)
         readable = [item for item in files if format_of(item.name) and item.stat().st_size]
         if not readable:
@@ -98,8 +97,8 @@ def _files_of(pattern: str) -> list[Path]:
 
 
 def _at_url(url: str) -> list[Path]:
-    """The readable files that a URL, a folder at one or a pattern stands for. Of a data set of the Hugging Face Hub
-    whose files are named by splits, those of the training split.
+    """The readable files at a URL, in a folder at a URL, or of a pattern. Of a data set of the Hugging Face Hub whose
+    files are named by splits, those of the training split.
 
     Raises:
         DataError: there are none, or the folder is a corpus.
@@ -113,7 +112,7 @@ def _at_url(url: str) -> list[Path]:
             raise DataError(f"{url}: no file matches; check the pattern (** stands for any folders)")
         return files
     if {str(Path(url) / MANIFEST), str(Path(url) / COUNTS)} <= set(map(str, files)):
-        raise DataError(f"{url}: is a corpus already; give the text that another is to be built of")
+        raise DataError(f"{url}: is a corpus already; give files of text")
     readable = [item for item in files if format_of(item.name) and info(item).size]
     if url.startswith(DATASETS):
         readable = [item for item in readable if item.name.lower() != "readme.md"]
@@ -128,7 +127,7 @@ def _at_url(url: str) -> list[Path]:
 
 
 def _is_corpus(folder: Path) -> bool:
-    """Whether a corpus, or a part of one, lies in ``folder``, or is being built there."""
+    """Whether ``folder`` has a corpus or a part of one, finished or not."""
     if (folder / COUNTS).exists() and ((folder / MANIFEST).exists() or (folder / TOKENIZER).exists()):
         return True
     if any((folder / WORK / name).exists() for name in (PLAN, MERGE, PIECES, ASSEMBLY)):
@@ -141,7 +140,7 @@ def _is_corpus(folder: Path) -> bool:
 
 
 def _say_passed_over(place: str, names: Sequence[str], read: int) -> None:
-    """Say how many files of each kind are not read, in a folder or an archive."""
+    """Print how many files of each kind are not read, in a folder or an archive."""
     kinds: Counter[str] = Counter()
     for name in names:
         if format_of(name) is None:
@@ -198,7 +197,9 @@ def _members(path: Path, reading: Reading) -> Iterator[Source]:
     members = {item.filename: item.file_size for item in files if item.file_size}
     known = sorted(name for name in members if format_of(name))
     if not known:
-        raise DataError(f"{path}: none of the {len(members)} files in the archive ends in {' '.join(SUFFIXES)}")
+        raise DataError(
+            f"{path}: none of the {len(members)} files in the archive ends in {' '.join(SUFFIXES)}; unpack it"
+        )
     twice = next((name for name, count in Counter(item.filename for item in files).items() if count > 1), None)
     if twice is not None:
         raise DataError(f"{path}: two files in the archive are called {twice}; unpack it, and give the folder")

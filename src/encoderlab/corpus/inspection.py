@@ -16,7 +16,7 @@ from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError
 from encoderlab.seeds import generator
 
-SAMPLE = 1000  # documents whose lengths are looked at
+SAMPLE = 1000  # documents whose lengths are read
 
 
 def inspect_corpus(folder: str | os.PathLike[str], *, rows: int = 3, check: bool = True) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def inspect_corpus(folder: str | os.PathLike[str], *, rows: int = 3, check: bool
 
     Raises:
         ConfigError: a negative number of rows.
-        DataError: no corpus there, or a file that is damaged (named).
+        DataError: no corpus there, or a damaged file.
     """
     if rows < 0:
         raise ConfigError(f"rows {rows}, expected 0 or more")

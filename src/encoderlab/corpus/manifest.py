@@ -1,6 +1,6 @@
-"""The manifest of a corpus: what makes a folder a corpus, with a hash of every file and a checksum of itself.
+"""The manifest of a corpus, which makes a folder a corpus: a hash of every file and a checksum of itself.
 
-It holds the settings and sources of the corpus, counts of what was read and dropped, and for each split its shards.
+It has the settings and sources of the corpus, counts of read and dropped items, and the shards of each split.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class FileRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Counted:
-    """What is counted of a shard and of a split; bytes are those of the text in UTF-8."""
+    """Counts of a shard or a split; bytes are those of the text in UTF-8."""
 
     documents: Count
     sentences: Count
@@ -68,7 +68,7 @@ class SplitRecord(Counted):
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerRecord:
-    """The tokenizer that made the tokens; ``hash`` covers what decides ids and framing."""
+    """The tokenizer that made the tokens; ``hash`` covers everything that determines ids and framing."""
 
     hash: StrictStr
     kind: StrictStr
@@ -90,12 +90,12 @@ class SourceRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What ``manifest.json`` says.
+    """The content of ``manifest.json``.
 
     Args:
-        read: counts of what was read and dropped.
-        settings: the :class:`~encoderlab.corpus.build.BuildSettings` as plain data; None for a corpus that was made of
-            tokens, which has no tokenizer and no sources either.
+        read: counts of read and dropped items.
+        settings: the :class:`~encoderlab.corpus.build.BuildSettings` as plain data; None for a corpus that was made
+            from tokens, which has no tokenizer and no sources either.
         made_by: the version of this package.
     """
 
@@ -118,13 +118,13 @@ class Manifest:
 
     @property
     def content(self) -> str:
-        """SHA-256 of what a model reads, tokens and tokenizer: the same wherever the corpus was built."""
+        """SHA-256 of the tokens and the tokenizer: the same wherever the corpus was built."""
         shards = {name: [shard.sha256 for shard in split.shards] for name, split in self.splits.items()}
         return digest({"tokenizer": self.tokenizer and self.tokenizer.hash, "shards": shards})
 
 
 def split_record(shards: tuple[ShardRecord, ...] | list[ShardRecord]) -> SplitRecord:
-    """What the manifest says of one split."""
+    """The manifest's record of one split."""
     return SplitRecord(
         **{name: sum(getattr(shard, name) for shard in shards) for name in NUMBERS}, shards=tuple(shards)
     )
@@ -140,8 +140,8 @@ def write_manifest(folder: Path, *, counts: np.ndarray, **fields: Any) -> Manife
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a corpus folder, its checksum verified: 5 microseconds a shard. (Manifests that were written
-    before there was a checksum have none.)
+    """The manifest of a corpus folder, with its checksum verified: 5 microseconds a shard. (Old manifests have no
+    checksum.)
 
     Raises:
         DataError: it is missing, unfinished, damaged, or of another version.
@@ -182,10 +182,10 @@ def read_manifest(folder: Path) -> Manifest:
 
 def verify(folder: str | os.PathLike, split: str | None = None) -> None:
     """Read every file of a corpus, as many at once as there are cores, and compare it with its recorded hash: about a
-    second per GB on one core. With ``split``, the shards of that split alone, besides what is not of any.
+    second per GB on one core. With ``split``, only the shards of that split, and the files that belong to no split.
 
     Raises:
-        DataError: names the first file that is missing or differs.
+        DataError: a file is missing or differs; the message names the first.
     """
     folder = local(folder)
     with ThreadPoolExecutor(cores()) as pool:

@@ -1,7 +1,8 @@
 """Markdown to plain paragraphs: the text a reader sees, without the markup.
 
-Front matter, comments, images, link targets, rules and table frames go; the text of headings, lists, quotations, links,
-emphasis and code stays. It reads line by line and knows no nesting, which is enough for training text.
+Front matter, comments, images, link targets, rules and table frames are dropped; the text of headings, lists,
+quotations, links, emphasis and code stays. It reads line by line and ignores nesting, which is enough for training
+text.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import re
 
 _FENCE = re.compile(r" {0,3}(```+|~~~+)")
-# Where markup is opened again and again and never closed, none of these may look through the whole paragraph each time.
+# If markup is opened many times and never closed, none of these patterns may search the whole paragraph each time.
 _RULE = re.compile(r"(?:(?:[-*_=]\s*){3,}|(?=[|:\-+\s]*--)[|:\-+\s]*)$")
 _PREFIX = re.compile(r"\s*(?:>\s?)*\s*(?:#{1,6}\s+|[-*+]\s+(?:\[[ xX]\]\s+)?|\d{1,9}[.)]\s+)?")
 _STARTS_PARAGRAPH = re.compile(r"(?:>\s?)*\s*(?:#{1,6}\s|[-*+]\s|\d{1,9}[.)]\s|\|)")

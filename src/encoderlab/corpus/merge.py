@@ -1,7 +1,7 @@
-"""Parts to a corpus: what several machines built is joined; what one machine built is one part, joined alike.
+"""Join parts to a corpus: those of several machines, or the single part of one machine.
 
 A part is a folder with ``part.json``, written when all its pieces are there, ``tokenizer/`` and ``pieces/``. With n
-parts, the part of index i holds every n-th stretch of the input from stretch i on.
+parts, the part of index i has every n-th stretch of the input from stretch i on.
 """
 
 from __future__ import annotations
@@ -44,20 +44,21 @@ log = logging.getLogger(__name__)
 
 MAX_UNKNOWN = 0.2  # share of unknown tokens above which a corpus is refused
 MANY_UNKNOWN = 0.01  # and above which there is a warning
-Progress = Callable[[str, int, int | None], None]  # what is done, how much of it, of how much where that is known
+Progress = Callable[[str, int, int | None], None]  # the stage, the amount done, and the total if known
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartRecord:
-    """What ``part.json`` says.
+    """The content of ``part.json``.
 
     Args:
         settings: the :class:`~encoderlab.corpus.build.BuildSettings` as plain data.
         tokenizer: hash of the tokenizer.
-        tokenizer_origin, pieces_origin: what determines the tokenizer and the pieces (:mod:`.sealed`).
+        tokenizer_origin, pieces_origin: digests of everything that determines the tokenizer and the pieces
+            (:mod:`.sealed`).
         sources: of all parts; SHA-256 is empty for those that another part hashes.
-        stretches: how many there are in all parts together.
-        pieces: how many each stretch of this part has.
+        stretches: number of stretches in all parts together.
+        pieces: number of pieces of each stretch of this part.
     """
 
     settings: dict[str, Any]
@@ -71,7 +72,7 @@ class PartRecord:
     pieces: tuple[int, ...]
 
     def common(self) -> dict[str, Any]:
-        """What all parts of a corpus have in common."""
+        """The fields that all parts of a corpus share."""
         record = asdict(self)
         sources = [{**source, "sha256": ""} for source in record["sources"]]
         names = ("settings", "tokenizer", "num_shards", "stretches")
@@ -95,9 +96,9 @@ def merge_corpora(
 
     Raises:
         ConfigError: a part is missing, given twice, or was built with other settings; ``out`` is not empty.
-        DataError: a part is not complete, is damaged, or saw other sources or another tokenizer.
+        DataError: a part is incomplete, is damaged, or has other sources or another tokenizer.
     """
-    Workers(workers)  # refuses a wrong number before anything is done
+    Workers(workers)  # refuses a wrong number before any work
     check_max_unknown(max_unknown)
     out = Path(out)
     folders, records = _in_order([Path(part) for part in parts])
@@ -113,7 +114,7 @@ def merge_corpora(
             return manifest
         asked = {**first.common(), "sources": [asdict(source) for source in sources]}
         if begun(out / WORK, out, MERGE, asked) != asked:
-            raise ConfigError(f"{out}: a merge of other parts was begun here; choose another folder, or delete it")
+            raise ConfigError(f"{out}: a merge of other parts was started here; choose another folder, or delete it")
         try:
             check_folder(folders[0] / TOKENIZER, first.tokenizer_origin)
             for folder, record in zip(folders, records, strict=True):
@@ -121,7 +122,7 @@ def merge_corpora(
                 for problem in damaged_pieces(paths, record.pieces_origin, progress):
                     raise problem
         except Damaged as problem:
-            raise DataError(f"{problem}; run the build of this part again, which mends it") from None
+            raise DataError(f"{problem}; run the build of this part again, which repairs it") from None
         return join_parts(folders, out, functools.partial(Workers, workers), max_unknown, progress)
 
 
@@ -165,15 +166,15 @@ def _record_of(folder: Path) -> PartRecord:
         what = "an unfinished part; run its build again to complete it" if unfinished else "not a part of a corpus"
         raise DataError(f"{folder}: {what} (encoderlab corpus build --shard-index i --num-shards n)") from None
     except Damaged as problem:
-        raise DataError(f"{problem}; run the build of this part again, which mends it") from None
+        raise DataError(f"{problem}; run the build of this part again, which repairs it") from None
 
 
 def read_part(folder: Path) -> PartRecord:
     """``part.json`` of a part.
 
     Raises:
-        FileNotFoundError: the part is not complete.
-        Damaged: the file is.
+        FileNotFoundError: the part is incomplete.
+        Damaged: the file is damaged.
     """
     try:
         return from_dict(PartRecord, read_record(folder / PART))
@@ -187,7 +188,7 @@ def piece_path(part: Path, name: PieceName) -> Path:
 
 
 def pieces_made(part: Path, stretch: int | None = None) -> dict[int, list[Path]]:
-    """The pieces in the folder of a part by their stretch, of all or one, up to the first that is missing."""
+    """The pieces in the folder of a part by stretch, of all stretches or one, up to the first missing piece."""
     made: dict[int, list[Path]] = defaultdict(list)
     for path in sorted((part / PIECES).glob("*.safetensors" if stretch is None else f"{stretch:06d}-*.safetensors")):
         number, index, *_ = path.stem.split("-")
@@ -197,17 +198,17 @@ def pieces_made(part: Path, stretch: int | None = None) -> dict[int, list[Path]]
 
 
 def is_complete(pieces: Sequence[Path]) -> bool:
-    """Whether these pieces are all of their stretch."""
+    """Whether these are all pieces of their stretch."""
     return bool(pieces) and pieces[-1].stem.endswith("-last")
 
 
 def piece_origin(origin: str, path: Path) -> str:
-    """The origin of one piece; it names the piece, lest the file of another is taken for it."""
+    """The origin of one piece; it contains the piece's name, so that no other file is used for it."""
     return f"{origin}/{path.stem}"
 
 
 def damaged_pieces(paths: Sequence[Path], origin: str, progress: Progress) -> list[Damaged]:
-    """What is wrong with these pieces, in their order; each is read once, as many at a time as there are cores."""
+    """The damage of these pieces, in their order; each is read once, as many at a time as there are cores."""
 
     def check(path: Path) -> Damaged | None:
         try:
@@ -227,7 +228,7 @@ def damaged_pieces(paths: Sequence[Path], origin: str, progress: Progress) -> li
 def join_parts(
     parts: Sequence[Path], out: Path, pool: Callable[[], Tasks], max_unknown: float, progress: Progress
 ) -> Manifest:
-    """Make the corpus ``out`` of the pieces of all parts, given by their index, and delete ``out/.work``.
+    """Make the corpus ``out`` from the pieces of all parts, given by index, and delete ``out/.work``.
 
     Returns:
         the manifest.

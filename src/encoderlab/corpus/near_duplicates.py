@@ -4,9 +4,9 @@ A document is the set of its shingles, runs of five words. Two documents are ali
 sets, J = |A ∩ B| / |A ∪ B|. A hash function orders all shingles at random; the smallest of A is the smallest of B with
 probability J. Of ``bands * rows`` such functions, each band joins ``rows`` smallest hashes into one number. Two
 documents share a number with probability 1 - (1 - J^rows)^bands: a steep curve, which is at one half near the
-similarity that was asked for.
+requested similarity.
 
-Words are runs of letters and digits in lower case, and each other character by itself, as is a Chinese character.
+Words are runs of letters and digits in lower case, and every other character, such as a Chinese one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CHARACTER, _WORD, _ROW = (np.uint64(derive("near duplicates", name) | 1) for na
 
 
 def banding(similarity: float) -> tuple[int, int]:
-    """Bands, and hash functions in each, whose curve is at one half nearest to ``similarity``."""
+    """Numbers of bands and of hash functions in each, whose curve is at one half nearest to ``similarity``."""
 
     def middle(rows: int) -> float:
         return float((1 - 0.5 ** (1 / (HASHES // rows))) ** (1 / rows))
@@ -87,7 +87,7 @@ def _words(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     per_text = np.diff(np.append(np.searchsorted(begins, firsts), len(begins)))
     if not len(begins):
         return np.zeros(0, np.uint64), per_text
-    # Spaces after a word belong to its run of characters, and count nothing.
+    # Spaces after a word belong to its run of characters, without effect on its hash.
     owners = np.cumsum(starts) - 1
     places = (np.arange(len(codes)) - begins[owners]).astype(np.uint64)
     hashed = np.where(classes == _SPACE, np.uint64(0), mix(codes.astype(np.uint64) + places * _CHARACTER))
@@ -99,7 +99,7 @@ _SPACE, _LETTER, _ALONE = range(3)
 
 @functools.cache
 def _classes() -> np.ndarray:
-    """What each code point is: white space, part of a word, or a word of its own."""
+    """The class of each code point: white space, part of a word, or a word of its own."""
     table = np.full(0x110000, _ALONE, np.uint8)
     for code in range(len(table)):
         char = chr(code)

@@ -1,4 +1,4 @@
-"""The output folder of a build: held by one process, begun once, and never continued with something else."""
+"""The output folder of a build: locked by one process, and never continued with other settings."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from encoderlab.files import held_folder
 
 log = logging.getLogger(__name__)
 
-WORK = ".work"  # what a corpus is built in, below its folder
-PLAN, MERGE = "plan.json", "merge.json"  # what is being built or merged there; a part of a corpus has a plan, too
+WORK = ".work"  # the working folder of a build, below the corpus's folder
+PLAN, MERGE = "plan.json", "merge.json"  # records of a build or merge; a part of a corpus has a plan, too
 PART, PIECES, ASSEMBLY = "part.json", "pieces", "assembly"
 RESULTS = {TOKENIZER, f"{TOKENIZER}.tmp", PIECES, PART, ASSEMBLY}  # of a plan and of a merge
 
 
 @contextlib.contextmanager
 def held(out: Path) -> Iterator[None]:
-    """Make and hold the folder; what goes wrong with writing there is one line.
+    """Make and lock the folder; a failure to write there is an error of one line.
 
     Raises:
-        ConfigError: another process holds it, or it cannot be written.
+        ConfigError: another process has locked it, or it cannot be written.
         DataError: the disk is full.
     """
     with held_folder(out):
@@ -45,12 +45,12 @@ def held(out: Path) -> Iterator[None]:
 
 
 def begun(folder: Path, out: Path, name: str, asked: dict[str, Any]) -> dict[str, Any]:
-    """What an earlier session wrote as ``name``, the first file of ``folder``, which is ``out`` or below it.
+    """The record ``name`` of an earlier session, the first file of ``folder``, which is ``out`` or below it.
 
-    Where there is nothing, or it is damaged, ``asked`` is written: what else the folder holds names its own origin.
+    If it is missing or damaged, ``asked`` is written: other files in the folder name their own origin.
 
     Raises:
-        ConfigError: something else is there.
+        ConfigError: the folder has other content.
     """
     for leftover in folder.glob(f".{name}.*.tmp"):  # killed before the file was complete
         leftover.unlink()
@@ -71,7 +71,7 @@ def begun(folder: Path, out: Path, name: str, asked: dict[str, Any]) -> dict[str
 
 
 def differences(old: Any, new: Any, name: str = "") -> str:
-    """What differs, by dotted path: ``tokenizer.vocab_size is 8192 there, 16384 here``."""
+    """The differences by dotted path: ``tokenizer.vocab_size is 8192 there, 16384 here``."""
     if isinstance(old, dict) and isinstance(new, dict):
         keys = [*old, *(key for key in new if key not in old)]
         parts = [

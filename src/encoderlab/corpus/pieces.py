@@ -1,8 +1,8 @@
 """A piece: the tokens of a few megabytes of input, the unit of work of building a corpus.
 
-A piece lies in one stretch of the input (:mod:`encoderlab.corpus.stretches`), and every stretch has at least one. It is
-a file that appears complete or not at all, so that a build that was killed continues with the next one. It
-keeps what later steps need to drop duplicates and to split the corpus without the text: for each line (a paragraph) its
+A piece belongs to one stretch of the input (:mod:`encoderlab.corpus.stretches`), and every stretch has at least one. It
+is a file that appears complete or not at all, so a killed build continues with the next one. It has everything that
+later steps need to drop duplicates and to split the corpus without the text: for each line (a paragraph) its
 tokens, characters, UTF-8 bytes and a 64-bit digest, for each document its lines.
 """
 
@@ -32,7 +32,7 @@ from encoderlab.corpus.words import are_cjk
 from encoderlab.ranges import offsets
 
 PIECE = 4 << 20  # bytes of input, about
-BATCH = 1 << 20  # characters that are tokenized at once
+BATCH = 1 << 20  # characters that are tokenized in one call
 COUNTS = ("invalid_utf8", "control_characters", "cut_lines", "cut_documents", "skipped_records")
 
 
@@ -41,7 +41,7 @@ Segmenter = Callable[[str], Sequence[int]]
 
 
 class PieceName(NamedTuple):
-    """Which piece: its stretch, its place in the stretch from 0, and whether it is the last there."""
+    """The identity of a piece: its stretch, its place in the stretch from 0, and whether it is the last there."""
 
     stretch: int
     place: int = 0
@@ -63,7 +63,7 @@ class PieceInput:
 def read_work(
     sources: Sequence[Source], stretches: Sequence[SourceStretch], start: SourcePlace | None = None, place: int = 0
 ) -> Iterator[PieceInput]:
-    """The stretches cut into pieces; the first from ``start`` on, where its piece ``place`` begins."""
+    """The stretches cut into pieces; the first one from ``start`` on, the beginning of its piece ``place``."""
     for run in runs(stretches):
         blocks = read_run(sources, run, start)
         item = next(blocks, None)
@@ -95,7 +95,7 @@ def write_piece(
 ) -> None:
     """Parse, tokenize and mark the input of a piece, and write it to ``path`` with its checksum and ``origin``.
 
-    ``near_duplicates`` is the similarity of those to find; None does not look for them.
+    ``near_duplicates`` is the similarity of those to find; None skips the search.
     """
     counts: Counter[str] = Counter()
     invalid: Counter[int] = Counter()
@@ -142,8 +142,9 @@ class EncodedLines(NamedTuple):
 
 
 def encode_lines(lines: Sequence[str], tokenizer: Tokenizer, segmenter: Segmenter | None = None) -> EncodedLines:
-    """Tokens of ``lines`` with the starts of words and sentences, which are found in the text and carried over to the
-    tokens by their characters. With a segmenter a Chinese character starts a word where the segmenter says so."""
+    """Tokens of ``lines`` with the starts of words and sentences, which are found in the text and mapped to the tokens
+    by their characters. With a segmenter, a Chinese character starts a word where the segmenter puts a word start.
+    """
     tokens = tokenizer.encode_corpus(lines)
     sizes = np.diff(tokens.bounds)
     # A key that orders characters over all lines; the keys of the tokens do not decrease.
@@ -163,7 +164,7 @@ def encode_lines(lines: Sequence[str], tokenizer: Tokenizer, segmenter: Segmente
 def _segmented(
     lines: Sequence[str], starts: np.ndarray, sizes: np.ndarray, words: np.ndarray, segmenter: Segmenter
 ) -> np.ndarray:
-    """``words``, but for Chinese characters what the segmenter says: (n,) bool."""
+    """``words``, with the segmenter's word starts for Chinese characters: (n,) bool."""
     lengths = np.array([len(line) for line in lines])
     firsts = offsets(lengths)[:-1]
     marks = np.zeros(int(lengths.sum()) + 1, bool)

@@ -1,8 +1,7 @@
-"""Files that carry a checksum of themselves: the manifest, and what a build that was interrupted finds of its earlier
-sessions.
+"""Files with a checksum of themselves: the manifest, and the intermediate results of an interrupted build.
 
-An intermediate result also names its *origin*, a digest of all that determines it. One that is damaged, or was made of
-something else, is named and made again.
+An intermediate result also names its *origin*, a digest of everything that determines it. One that is damaged, or has
+another origin, is named and made again.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from encoderlab.files import finite, replace_file, sha256, write_json
 
 CHECKSUM, ORIGIN = "checksum", "origin"
 SEAL = "seal.json"  # in a sealed folder
-_UNKNOWN = "0" * 64  # stands for the checksum while it is computed
+_UNKNOWN = "0" * 64  # replaces the checksum while it is computed
 
 
 class Damaged(DataError):
-    """A file that is not what was written, or not what is asked for."""
+    """A file that has changed since it was written, or has another origin."""
 
     def __init__(self, path: Path, problem: str) -> None:
         super().__init__(f"{path}: {problem}")
@@ -33,7 +32,7 @@ class Damaged(DataError):
 
 
 def digest(value: Any) -> str:
-    """SHA-256 of plain data, whatever its layout as JSON and the order of its keys."""
+    """SHA-256 of plain data, independent of its layout as JSON and the order of its keys."""
     return hashlib.sha256(json.dumps(finite(value), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -43,11 +42,11 @@ def write_record(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """What :func:`write_record` wrote, without the checksum.
+    """The data that :func:`write_record` wrote, without the checksum.
 
     Raises:
         FileNotFoundError: there is no such file.
-        Damaged: it is not what was written.
+        Damaged: it has changed.
     """
     try:
         record = json.loads(path.read_bytes())
@@ -82,7 +81,7 @@ def check_tensors(path: Path, origin: str) -> None:
         Damaged: it differs, or cannot be read.
     """
     empty = bytes(encode_tensors({}, {CHECKSUM: _UNKNOWN, ORIGIN: origin})[0])
-    prefix = empty[8:].rstrip(b" }")  # how every header with this origin begins, after its length
+    prefix = empty[8:].rstrip(b" }")  # the beginning of every header with this origin, after its length
     start = prefix.index(_UNKNOWN.encode())
     end = start + len(_UNKNOWN)
     try:
@@ -90,7 +89,7 @@ def check_tensors(path: Path, origin: str) -> None:
             head = file.read(8 + len(prefix))
             stated = head[8 + start : 8 + end]
             if head[8:] != prefix.replace(_UNKNOWN.encode(), stated):
-                raise Damaged(path, "damaged, or made for something else")
+                raise Damaged(path, "damaged, or of another origin")
             checksum = hashlib.sha256(head[: 8 + start] + _UNKNOWN.encode() + head[8 + end :])
             while data := file.read(1 << 20):
                 checksum.update(data)
@@ -101,22 +100,22 @@ def check_tensors(path: Path, origin: str) -> None:
 
 
 def seal_folder(folder: Path, origin: str) -> None:
-    """Write down the hashes of the files of a folder, in :data:`SEAL`."""
+    """Record the hashes of a folder's files in :data:`SEAL`."""
     write_record(folder / SEAL, {ORIGIN: origin, "files": {path.name: sha256(path) for path in folder.iterdir()}})
 
 
 def check_folder(folder: Path, origin: str) -> None:
-    """Compare a folder of :func:`seal_folder` with what was written.
+    """Compare a folder of :func:`seal_folder` with its record.
 
     Raises:
-        Damaged: names the file that is missing, differs, or was added.
+        Damaged: a file is missing, differs, or was added.
     """
     try:
         record = read_record(folder / SEAL)
     except FileNotFoundError:
         raise Damaged(folder / SEAL, "missing") from None
     if record[ORIGIN] != origin:
-        raise Damaged(folder, "made for something else")
+        raise Damaged(folder, "of another origin")
     names = {path.name for path in folder.iterdir()} - {SEAL}
     for name in sorted({*names, *record["files"]}):
         if name not in names or name not in record["files"]:

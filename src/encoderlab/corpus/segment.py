@@ -1,6 +1,6 @@
 """Words in text without spaces, for whole-word masking of Chinese.
 
-The text is segmented once, while a corpus is built, and the words are laid over the tokens by their characters
+The text is segmented once, while a corpus is built, and the words are mapped to the tokens by their characters
 (BERT-wwm; Erlangshen's script segments the joined tokens instead, and loses the words around unknown characters).
 """
 
@@ -23,7 +23,7 @@ def load_segmenter(name: str) -> Segment:
     Args:
         name: ``"rjieba"`` (jieba's words with its hidden Markov model, 30 MB/s), ``"characters"`` (every character is a
             word, so that n-grams of words are n-grams of characters), or any function as ``"module:function"``, of a
-            module that is installed or lies in the current folder.
+            module that is installed or in the current folder.
 
     Raises:
         ConfigError: there is no such function.
@@ -63,8 +63,8 @@ def word_start_offsets(text: str, segment: Segment) -> list[int]:
     A segmenter may leave out white space between words.
 
     Raises:
-        DataError: the segmenter fails, or gives no words; one is not in the text where it should be; the last ones
-            are missing.
+        DataError: the segmenter fails, gives no words, gives a word that does not come next in the text, or stops
+            before the end.
     """
     try:
         words = [word for word in segment(text) if word]

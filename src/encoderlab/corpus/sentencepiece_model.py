@@ -1,12 +1,12 @@
 """SentencePiece models (``spiece.model``, ``spm.model``) as tokenizers of the ``tokenizers`` library.
 
-The file is one protocol-buffer message. The few fields that matter are read here (sentencepiece_model.proto has their
+The file is one protocol-buffer message. The few relevant fields are read here (sentencepiece_model.proto has their
 numbers), so neither ``sentencepiece`` nor ``protobuf`` is needed.
 
 The ids are those of sentencepiece, with two exceptions. The library applies the model's character map to grapheme
 clusters, sentencepiece to the longest sequences of the map, so a combining mark after a full-width letter is lost. And
-where two segmentations have the same score (a line of ``=``) sentencepiece's rounding to single precision decides which
-it takes. On 20,000 random strings of letters, marks, Jamo, kana and full-width forms 1.8% differ.
+if two segmentations have the same score (a line of ``=``), sentencepiece's rounding to single precision decides between
+them. On 20,000 random strings of letters, marks, Jamo, kana and full-width forms 1.8% differ.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from encoderlab.protobuf import fields
 UNIGRAM = 1
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
-_NEVER = -1e6  # a score that no path through ordinary pieces has
+_NEVER = -1e6  # a score below that of any path through ordinary pieces
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class SentencePiece:
 
 @dataclass(frozen=True, kw_only=True)
 class SentencePieceModel:
-    """What decides the ids of a SentencePiece model."""
+    """The fields of a SentencePiece model that determine its ids."""
 
     pieces: tuple[SentencePiece, ...]
     model_type: int = UNIGRAM
@@ -49,7 +49,7 @@ class SentencePieceModel:
         return next(index for index, piece in enumerate(self.pieces) if piece.type == UNKNOWN)
 
     def control(self) -> tuple[str, ...]:
-        """Pieces that stand for no text, in the order of ids."""
+        """Pieces without text, in the order of ids."""
         return tuple(piece.text for piece in self.pieces if piece.type == CONTROL)
 
 
@@ -102,7 +102,7 @@ def unigram(
 
     Args:
         model: a Unigram model.
-        before: what a family does to the text before sentencepiece sees it.
+        before: a family's changes to the text before sentencepiece sees it.
         split_numbers: cut a comma off a number, as ALBERT and XLNet do after sentencepiece: pieces like ``,000,`` lose
             100 points, so they are never chosen.
     """

@@ -2,8 +2,8 @@
 
 A sentence ends at ``.``, ``!`` or ``?`` (with closing quotes and brackets) before white space and something that can
 begin a sentence, or at ``。！？`` anywhere. A full stop does not end one after an abbreviation, an initial or a list
-number, inside a decimal, or before a lower-case letter. The boundaries serve next sentence and sentence order
-prediction, for which a few wrong ones do no harm: no model, and about 40 MB a second.
+number, inside a decimal, or before a lower-case letter. The boundaries are for next sentence and sentence order
+prediction, for which a few wrong ones do no harm; no model is needed, and it reads about 40 MB a second.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """A corpus on disk: memory-mapped token shards with document, sentence and word-start marks, and a manifest.
 
     DIR/manifest.json                     counts, settings, sources and the sha256 of every file below
-    DIR/tokenizer/tokenizer.json ...      what turned the text into the ids
+    DIR/tokenizer/tokenizer.json ...      the tokenizer that made the ids
     DIR/counts.npy                        (V,) int64: how often each id occurs in the training split
     DIR/train/shard-00000.safetensors     DIR/validation/shard-00000.safetensors ...
 
-A shard is an ordinary safetensors file, so that every tool of the field can read it. For d documents and n tokens it
-holds ``documents`` (d+1,) uint64, the token at which each document starts, and the end; ``bytes`` (d+1,) uint64, the
+A shard is an ordinary safetensors file, so any tool can read it. For d documents and n tokens it
+has ``documents`` (d+1,) uint64, the token at which each document starts, and the end; ``bytes`` (d+1,) uint64, the
 same for the UTF-8 bytes of the text; ``ids`` (n,) uint16 up to 65,536 ids, else uint32; ``sentences`` and ``words``,
 one bit per token, little end first: does a sentence, a word start here? That is 2.25 bytes a token and 16 a document.
 
-Opening reads the manifest only; a shard is mapped when one of its documents is first asked for.
+Opening reads the manifest only; a shard is mapped when one of its documents is first read.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Corpus:
         """Document ``i``, or its tokens ``start:stop`` at the cost of those; ids are a read-only view of the file.
 
         Raises:
-            DataError: the shard is missing, truncated, or no shard at all.
+            DataError: the shard is missing, truncated, or not a shard.
             IndexError: there is no such document.
         """
         shard, place = self._locate(i)
@@ -111,13 +111,13 @@ class Corpus:
         return ids, words
 
     def document_length(self, i: int) -> int:
-        """Tokens of document ``i``, without touching them."""
+        """Number of tokens of document ``i``, without reading them."""
         shard, place = self._locate(i)
         first, end = shard.bounds(place)
         return end - first
 
     def document_start(self, i: int) -> int:
-        """How many tokens the documents before ``i`` have together."""
+        """Number of tokens in all documents before ``i``."""
         shard, place = self._locate(i)
         return self._tokens[bisect_right(self._starts, i) - 1] + int(shard.documents[place])
 
@@ -151,7 +151,7 @@ class Shard:
     """One memory-mapped shard file.
 
     Raises:
-        DataError: it is missing, or its size is not the one expected, or its header is broken.
+        DataError: it is missing, its size differs from the expected one, or its header is broken.
     """
 
     def __init__(self, path: Path, size: int | None = None) -> None:
@@ -186,7 +186,7 @@ class Shard:
         return first, end
 
     def damaged(self) -> DataError:
-        """The error to raise where an offset points outside the file or an id outside the vocabulary.
+        """The error if an offset points outside the file or an id outside the vocabulary.
 
         Reading notices only these; :func:`verify` finds all damage.
         """
@@ -206,7 +206,7 @@ def create_shard(path: Path, num_documents: int, num_tokens: int, kind: np.dtype
 
 
 class ShardWriter:
-    """What :func:`create_shard` gives."""
+    """The writer of :func:`create_shard`."""
 
     def __init__(self, file: IO[bytes], num_documents: int, num_tokens: int, kind: np.dtype) -> None:
         self._file, self._kind = file, kind
@@ -219,7 +219,7 @@ class ShardWriter:
             {"documents": table, "bytes": table, "ids": (kind, num_tokens), "sentences": bits, "words": bits}
         )
         file.write(header)
-        self._tables = len(header)  # where the tables go, which are complete at the end only
+        self._tables = len(header)  # where the tables go, which are complete only at the end
         file.seek(self._tables + self._starts.nbytes + self._byte_starts.nbytes)
 
     def add(
@@ -236,7 +236,7 @@ class ShardWriter:
         self._added_tokens += len(ids)
 
     def finish(self) -> None:
-        """Write the marks behind the ids, and the tables before them."""
+        """Write the marks after the ids, and the tables before them."""
         assert (self._added_tokens, self._added_documents) == (self._num_tokens, len(self._starts) - 1), self._file.name
         self._file.write(self._sentences.packed.data)
         self._file.write(self._words.packed.data)
@@ -251,7 +251,7 @@ def id_type(vocab_size: int) -> np.dtype:
 
 
 def shard_record(folder: Path, path: Path) -> ShardRecord:
-    """What the manifest says of one shard; reads the file once for its hash."""
+    """The manifest's record of one shard; reads the file once for its hash."""
     shard = Shard(path)
     return ShardRecord(
         file=path.relative_to(folder).as_posix(),
@@ -266,6 +266,6 @@ def shard_record(folder: Path, path: Path) -> ShardRecord:
 
 
 def unigram_entropy(counts: np.ndarray) -> float:
-    """Entropy in nats of word frequencies: the loss of a model that knows them and nothing else."""
+    """Entropy in nats of token frequencies: the loss of a model that knows only these."""
     share = counts[counts > 0] / counts.sum()
     return float(-(share * np.log(share)).sum())

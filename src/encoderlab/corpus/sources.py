@@ -1,4 +1,4 @@
-"""Sources: files with text, and what is needed to read each: its format, its field of text, its delimiter."""
+"""Sources: files with text, each with its format, its field of text and its delimiter."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SUFFIXES: dict[str, Format] = {
     ".arrow": "parquet",  # columns too, read by the same functions
 }
 TEXT_FIELDS = "text content contents body document article paragraphs paragraph passage sentence".split()
-_MARKUP = {  # how files begin, in small letters, whose names often have no suffix of their own
+_MARKUP = {  # beginnings, in lower case, of files whose names often have no suffix
     b"<mediawiki": "a dump of a wiki",
     b"<doc id=": "output of WikiExtractor (that of its --json is read with --format jsonl)",
     b"<?xml": "XML",
@@ -45,7 +45,7 @@ _MARKUP = {  # how files begin, in small letters, whose names often have no suff
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How sources are read.
+    """Settings for reading sources.
 
     Args:
         format: Format of every source. Default: by the name of each file.
@@ -81,17 +81,19 @@ class Source:
         return File(self.path, self.member, self.name)
 
     def expected_bytes(self) -> int:
-        """About how many bytes it has when decompressed; compressed text is taken to be a third of its length."""
+        """The approximate number of bytes after decompression; compressed text is assumed to have a third of its
+        length.
+        """
         size, name = (info(self.path).size, self.path.name) if self.member is None else (self.member_bytes, self.member)
         return size * (3 if Path(name).suffix.lower() in COMPRESSED else 1)
 
 
 class EmptyFile(DataError):
-    """Nothing to read; passed over where the file is not named itself."""
+    """The file is empty; files in folders are then left out."""
 
 
 def format_of(name: str) -> Format | None:
-    """The format that a file name says, without the suffix of compression; archives may hold anything."""
+    """The format by file name, without the suffix of compression; archives may contain anything."""
     path = Path(name.lower())
     if path.suffix == ".zip":
         return "text"
@@ -99,7 +101,7 @@ def format_of(name: str) -> Format | None:
 
 
 def inspect_source(source: Source, reading: Reading) -> Source:
-    """``source`` with its text field known, after a look at its first bytes.
+    """``source`` with its text field, from its first bytes.
 
     Raises:
         DataError: binary data, UTF-16 or UTF-32, no such field, or a field that cannot be inferred.
@@ -119,7 +121,7 @@ def inspect_source(source: Source, reading: Reading) -> Source:
 
 
 def _refuse_markup(source: Source, head: bytes) -> None:
-    """Refuse what begins as another format than text, unless its name or --format says that it is text."""
+    """Refuse a file that begins as another format than text, unless its name or --format says that it is text."""
     start = head.removeprefix(codecs.BOM_UTF8).lstrip()
     kind = next((kind for mark, kind in _MARKUP.items() if start.lower().startswith(mark)), None)
     if kind is not None:
@@ -166,7 +168,7 @@ def _inspect_jsonl(source: Source, reading: Reading) -> Source:
         if reading.field not in record:
             raise DataError(f"{source.name}: no field {reading.field!r} in the first line; it has {listed(record)}")
         return dataclasses.replace(source, field=reading.field)
-    known = next((name for name in TEXT_FIELDS if name in record), None)  # even where this record has no text in it
+    known = next((name for name in TEXT_FIELDS if name in record), None)  # even if this record has no text in it
     lengths = {name: len(text) for name, value in record.items() if (text := text_of(value)) is not None}
     if not known and not lengths:
         raise DataError(f"{source.name}: no field with text in the first line; it has {listed(record)}; give --field")
@@ -176,7 +178,7 @@ def _inspect_jsonl(source: Source, reading: Reading) -> Source:
 
 def _inspect_table(source: Source, reading: Reading) -> Source:
     """The source with its dialect and column of text: the given one, else one of a known name, else the one with the
-    most text in the first 50 rows, by its number where the first row is not a header.
+    most text in the first 50 rows (by number if the first row is not a header).
 
     Raises:
         DataError: no rows, or no such column.
@@ -246,7 +248,7 @@ def readable_name(name: str) -> str:
 
 
 def text_of(value: Any) -> str | None:
-    """The text that a JSON value holds: a string, or the lines of a list of strings."""
+    """The text of a JSON value: a string, or the lines of a list of strings."""
     if isinstance(value, str):
         return value
     if isinstance(value, list) and value and all(isinstance(item, str) for item in value):

@@ -41,7 +41,7 @@ class SpecialTokens:
     def added_tokens(self, kind: str) -> list[AddedToken]:
         """The special tokens for the tokenizer library.
 
-        Where white space is part of tokens the mask takes the space before it, as a word would.
+        If white space is part of tokens, the mask includes the space before it, as a word would.
         """
         return [
             AddedToken(name, special=True, normalized=False, lstrip=name == self.mask and kind != "wordpiece")
@@ -108,7 +108,7 @@ DEFAULT_FAMILY: dict[Kind, str] = {"wordpiece": "bert", "bpe": "roberta", "unigr
 
 
 def guess(backend: tokenizers.Tokenizer) -> SpecialTokens:
-    """The special tokens that the vocabulary has most of; those of the kind's first family where it has none."""
+    """The family whose special tokens the vocabulary has most of; the kind's first family if it has none."""
     first = FAMILIES[DEFAULT_FAMILY[KINDS[type(backend.model).__name__]]].special_tokens
     candidates = [first, *(family.special_tokens for family in FAMILIES.values())]
     return max(candidates, key=lambda one: sum(backend.token_to_id(name) is not None for name in one.roles().values()))

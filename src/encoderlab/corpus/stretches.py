@@ -1,8 +1,8 @@
 """The input as stretches, each of which can be read without the others: whole sources, or a range of one.
 
-How the sources are divided follows from their names and sizes alone, so all machines divide them alike before any has
-read them. Plain text, Markdown and JSON lines are divided into ranges of bytes. A file that is compressed must be read
-from its beginning on, and so must CSV and TSV, where a quoted cell may hold line ends, and Parquet and Arrow.
+The division depends only on the names and sizes of the sources, so all machines divide them in the same way before
+reading. Plain text, Markdown and JSON lines are divided into ranges of bytes. Compressed files must be read from the
+beginning, and so must CSV and TSV, because a quoted cell may have line ends, and Parquet and Arrow.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from encoderlab.records.opening import COMPRESSED
 
 @dataclass(frozen=True)
 class SourcePlace:
-    """A place in a stretch between two blocks; ``num_bytes`` of its text lie before it."""
+    """A place in a stretch between two blocks; ``num_bytes`` of its text are before it."""
 
     source: int
     position: Position = START
@@ -29,7 +29,7 @@ class SourcePlace:
 class SourceStretch:
     """Sources ``first`` to ``end``, or range ``part`` of :data:`~encoderlab.corpus.blocks.RANGE` bytes of one.
 
-    ``size`` is about its number of bytes.
+    ``size`` is its approximate number of bytes.
     """
 
     number: int
@@ -41,7 +41,7 @@ class SourceStretch:
 
     @property
     def is_long(self) -> bool:
-        """Whether it is longer than a range, because it is read from its beginning on."""
+        """Whether it is longer than a range, because it must be read from the beginning."""
         return self.part is None and self.size > blocks.RANGE
 
     def follows(self, other: SourceStretch) -> bool:
@@ -78,7 +78,7 @@ def divide(sources: Sequence[Source]) -> list[SourceStretch]:
 
 
 def runs(stretches: Sequence[SourceStretch]) -> Iterator[list[SourceStretch]]:
-    """The stretches in groups that are read in one go: ranges that follow each other, and each of the others."""
+    """The stretches in groups that are read in one pass: adjacent ranges together, every other stretch alone."""
     run: list[SourceStretch] = []
     for stretch in stretches:
         if run and not stretch.follows(run[-1]):

@@ -20,7 +20,7 @@ _ONES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(1, dt
 
 
 class MappedTensors(dict[str, np.ndarray]):
-    """What :func:`map_tensors` gives: read-only views of a memory-mapped file, by the names of its tensors."""
+    """Read-only views of a memory-mapped file by tensor name, from :func:`map_tensors`."""
 
     def __init__(self, path: Path, memory: mmap.mmap, header: Header) -> None:
         self._path, self._memory, self._size = path, memory, len(memory)
@@ -34,17 +34,17 @@ class MappedTensors(dict[str, np.ndarray]):
         Costs a system call, about 0.3 microseconds.
 
         Raises:
-            DataError: it is shorter now.
+            DataError: it was truncated.
         """
         if (now := self._memory.size()) < self._size:
             raise mapped.truncated(self._path, now, self._size)
 
 
 def map_tensors(path: Path, size: int | None = None) -> MappedTensors:
-    """The tensors of a safetensors file; ``size`` is what the file must have, None takes it as it is.
+    """The tensors of a safetensors file; ``size`` is its required size, None for any.
 
     Raises:
-        DataError: the file is missing, has another size, or its header makes no sense.
+        DataError: the file is missing, has another size, or its header is broken.
     """
     try:
         with open(path, "rb") as file:
@@ -89,7 +89,7 @@ def read_bits(packed: np.ndarray, start: int, end: int) -> np.ndarray:
 
 
 def count_bits(packed: np.ndarray) -> int:
-    """How many bits of a packed array are set."""
+    """Number of set bits in a packed array."""
     return int(_ONES[packed].sum(dtype=np.int64))
 
 

@@ -1,7 +1,7 @@
-"""One tokenizer for the family: WordPiece, byte-level BPE and Unigram over the ``tokenizers`` library.
+"""The tokenizer of all families: WordPiece, byte-level BPE and Unigram, with the ``tokenizers`` library.
 
 A tokenizer is a folder with ``tokenizer.json`` and ``tokenizer_config.json``, which ``transformers`` reads too. Token
-ids of a text never hold special tokens; :meth:`Tokenizer.frame` adds those of the family.
+ids of a text have no special tokens; :meth:`Tokenizer.frame` adds those of the family.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from encoderlab.files import write_text
 
 log = logging.getLogger(__name__)
 
-MOST_GAPS = 100_000  # ids without a token; more are damage, and would take the memory of as many tokens
-CHARACTERS = 16  # of a text that are read first for every token that is wanted of it
+MOST_GAPS = 100_000  # ids without a token; more are damage, and would take memory like tokens
+CHARACTERS = 16  # characters of a text to read first for each wanted token
 _SPACE = "(?<=[A-Za-z] )(?=[A-Za-z])"
-# Where the tokens behind do not depend on the text before, by the tokenizer's kind of chunks.
+# Places after which the tokens do not depend on the text before, by the tokenizer's kind of chunks.
 ENDINGS: dict[Mode, re.Pattern[str]] = {
     "words": re.compile(_SPACE),
     "cjk": re.compile(f"{_SPACE}|(?<=[{CHINESE}])(?=[{CHINESE}])"),
     "bytes": re.compile("(?<=[A-Za-z])(?= [A-Za-z])"),
     "pieces": re.compile(_SPACE),
 }
-LONG = 4096  # characters of a text in which very long words are looked for
-GROUP = 1 << 18  # characters that the library is given at a time
-# A word or Chinese character behind which a text can be cut: the tokens before the cut do not depend on what follows,
-# and those behind it are the same where the text begins with this match.
+LONG = 4096  # characters of a text in which very long words are searched
+GROUP = 1 << 18  # characters per call of the library
+# A word or Chinese character after which a text can be cut: tokens before the cut do not depend on the text after it,
+# and the tokens after it are the same if the text begins with this match.
 _LINK = " [A-Za-z]{1,64}(?= [A-Za-z])"
 LINKS: dict[Mode, re.Pattern[str]] = {
     "words": re.compile(_LINK),
@@ -81,7 +81,7 @@ class Encoding:
 
 
 class CorpusTokens(NamedTuple):
-    """Tokens of several texts as a corpus keeps them, one text after the other."""
+    """Tokens of several texts as a corpus stores them, one text after the other."""
 
     ids: np.ndarray  # (n,) int32
     starts: np.ndarray  # (n,) int32: the character of its text at which a token starts, white space before it skipped
@@ -90,8 +90,8 @@ class CorpusTokens(NamedTuple):
 
 
 class FramedSpans(NamedTuple):
-    """Where the tokens of one or two texts lie in a framed row: the first ``a`` ones of the first text from ``a_start``
-    on."""
+    """The places of the tokens of one or two texts in a framed row: the first ``a`` tokens of the first text from
+    ``a_start`` on."""
 
     length: int
     a_start: int
@@ -104,7 +104,7 @@ class Tokenizer:
     """Text to token ids and back.
 
     Args:
-        backend: a tokenizer of the ``tokenizers`` library whose vocabulary holds the ``special_tokens``.
+        backend: a tokenizer of the ``tokenizers`` library whose vocabulary has the ``special_tokens``.
         special_tokens: names of the special tokens and the framing of rows.
         options: further entries of ``tokenizer_config.json`` (``do_lower_case`` and so on), kept for ``transformers``.
 
@@ -152,16 +152,16 @@ class Tokenizer:
 
     def encode(self, text: str) -> Encoding:
         """Ids, character offsets and word starts of ``text``. A special token written in the text (``[MASK]``) is that
-        token, half of a surrogate pair is U+FFFD."""
+        token; half of a surrogate pair is read as U+FFFD."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str], *, limit: int | None = None) -> list[Encoding]:
         """:meth:`encode` of every text, on all cores.
 
-        With ``limit`` no more of a text is read than so many tokens need: an encoding of more than ``limit`` tokens may
-        end before its text does, and its first ``limit`` tokens and one more are those of the whole text. Where that
-        cannot be shown, as for one letter without an end in Unigram, or for a tokenizer of unknown parts, they are
-        those of the text's first 65,536 characters (more for a limit of more than 4,096): see
+        With ``limit``, only as much of a text is read as so many tokens need: an encoding of more than ``limit`` tokens
+        may end before its text does, and its first ``limit`` + 1 tokens are those of the whole text. If that cannot be
+        guaranteed, as for one endlessly repeated letter in Unigram, or for a tokenizer of unknown parts, they are
+        those of the text's first 65,536 characters (more for a limit above 4,096): see
         :mod:`encoderlab.corpus.beginnings`.
         """
         if limit is None:
@@ -178,9 +178,9 @@ class Tokenizer:
         return [encoding for encoding in done if encoding is not None]
 
     def encode_end(self, text: str, limit: int) -> np.ndarray:
-        """The ids of ``text``, or so many of the last that there are more than ``limit``.
+        """The ids of ``text``, or more than ``limit`` of its last ids.
 
-        No more of a long text is read than so many tokens need, where its words are independent of each other.
+        Of a long text, only as much is read as so many tokens need, if its words are independent of each other.
         """
         length = CHARACTERS * (limit + 1)
         while self._chunks is not None and length < len(text):
@@ -192,7 +192,7 @@ class Tokenizer:
         return self.encode(text).ids
 
     def _decided(self, encodings: list[Encoding], head: Head, text: str, limit: int) -> Encoding | None:
-        """The encoding of ``text`` as far as that of its beginning decides it; None where more has to be read."""
+        """The encoding of ``text`` as far as its beginning determines it; None if more must be read."""
         first = encodings[0]
         if len(head.texts[0]) == len(text):
             return first
@@ -218,7 +218,9 @@ class Tokenizer:
 
     @functools.cached_property
     def _longest_word(self) -> int | None:
-        """Characters beyond which a word is unknown, of which no more are read; None if every word is read whole."""
+        """The number of characters beyond which a word is unknown and not read further; None if every word is read
+        whole.
+        """
         if self._chunks is None or self._chunks.mode not in ("words", "cjk"):
             return None
         added = (token.content for token in self.backend.get_added_tokens_decoder().values())
@@ -264,7 +266,7 @@ class Tokenizer:
     def _encode_whole(self, texts: list[str]) -> list[Encoding]:
         try:
             encodings = self.backend.encode_batch(texts, add_special_tokens=False)
-        except TypeError:  # what the library says of surrogates, which JSON and names of files may hold
+        except TypeError:  # the library's error for surrogates, which JSON and file names may contain
             whole = [SURROGATE.sub("\ufffd", text) for text in texts]
             if whole == texts:
                 raise
@@ -273,10 +275,11 @@ class Tokenizer:
         return [self._encoding(item) for item in encodings]
 
     def encode_corpus(self, texts: Sequence[str]) -> CorpusTokens:
-        """Tokens of many texts, for building a corpus, on one core; a special token written in a text is text here.
+        """Tokens of many texts, for building a corpus, on one core; a special token written in a text is ordinary text
+        here.
 
-        Known words are looked up, which is 2 to 5 times as fast as the tokenizer library, the more so the more text was
-        seen. Give about a megabyte at a time.
+        Known words are looked up, which is 2 to 5 times as fast as the tokenizer library, and faster the more text was
+        read. Give about a megabyte at a time.
         """
         tokens = self._chunks(texts) if self._chunks else tokenize(self._plain, texts)
         word_starts = self._word_starts(tokens.ids, tokens.bounds[:-1])
@@ -287,7 +290,7 @@ class Tokenizer:
         return self.backend.decode([int(index) for index in ids], skip_special_tokens=skip_special)
 
     def token(self, index: int) -> str:
-        """The token with this id; the empty string for an id that no token has."""
+        """The token with this id; the empty string for an unused id."""
         return self._tokens[index]
 
     def id(self, token: str) -> int | None:
@@ -394,7 +397,7 @@ class Tokenizer:
         write_text(folder / "tokenizer_config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
 
     def hash(self) -> str:
-        """SHA-256 of what decides the ids and frames: the tokenizer and its special tokens."""
+        """SHA-256 of everything that determines ids and framing: the tokenizer and its special tokens."""
         state = {"tokenizer": json.loads(self.backend.to_str()), "layout": dataclasses.asdict(self.special_tokens)}
         if self.kind == "unigram":  # the library reads a number of 17 digits back with another last digit
             model = state["tokenizer"]["model"]
@@ -445,8 +448,7 @@ class Tokenizer:
 
 
 def truncate(len_a: int, len_b: int, room: int) -> tuple[int, int]:
-    """What is left of two lengths when the last token of the longer is dropped (ties: of the second) until they sum to
-    ``room``."""
+    """Two lengths after dropping the last token of the longer text (ties: of the second) until they sum to ``room``."""
     if len_a + len_b <= room:
         return len_a, len_b
     if len_a <= room // 2:

@@ -32,18 +32,20 @@ def train(
     lowercase: bool | None = None,
 ) -> TokenizerParts:
     """The vocabulary of a tokenizer with exactly ``vocab_size`` tokens, the same for the same texts on every machine;
-    :meth:`encoderlab.corpus.tokenizer.Tokenizer.train` makes the tokenizer of it.
+    :meth:`encoderlab.corpus.tokenizer.Tokenizer.train` makes the tokenizer from it.
 
     Args:
         kind: ``"wordpiece"``, ``"bpe"`` (byte-level) or ``"unigram"``.
-        texts: the sample. It is held in memory; 20 to 100 MB say all there is to say.
+        texts: the sample, kept in memory; 20 to 100 MB are enough.
         vocab_size: tokens, special tokens included.
-        family: whose special tokens, ids and framing; by default BERT's, RoBERTa's and ALBERT's for the three kinds.
+        family: family of special tokens, ids and framing; by default BERT's, RoBERTa's and ALBERT's for the three
+            kinds.
         lowercase: lower-case the text, and strip its accents; by default yes for WordPiece, no for the others
             (byte-level BPE never does).
 
     Raises:
-        ConfigError: the text supports fewer tokens than ``vocab_size``, or ``vocab_size`` does not hold its alphabet.
+        ConfigError: the text supports fewer tokens than ``vocab_size``, or ``vocab_size`` is too small for its
+            alphabet.
         MissingDependency: Unigram without ``sentencepiece``.
 
     Cost: 20 MB of English into 8,192 tokens take about 5 seconds on two cores, Unigram 30.
@@ -68,7 +70,7 @@ def train(
 def _wordpiece(sample: Sequence[str], vocab_size: int, family: VocabularyFamily, lowercase: bool) -> TokenizerParts:
     supported = vocab_size
     while len(learned := _wordpieces(sample, supported, family, lowercase)) < supported:
-        supported = len(learned)  # with which fewer letters are tokens (_alphabet): the text may support still fewer
+        supported = len(learned)  # then fewer letters are tokens (_alphabet), and the text may support even fewer
     if supported < vocab_size:
         raise _too_large(vocab_size, supported)
     edges = {*family.first, *family.last}
@@ -81,7 +83,7 @@ def _wordpiece(sample: Sequence[str], vocab_size: int, family: VocabularyFamily,
 
 
 def _wordpieces(sample: Sequence[str], vocab_size: int, family: VocabularyFamily, lowercase: bool) -> list[str]:
-    """The tokens in the order they were learned, ``vocab_size`` or as many as the text supports."""
+    """The tokens in the order of learning, ``vocab_size`` or as many as the text supports."""
     unk = family.special_tokens.unk
     backend = vocabularies.wordpiece([unk], unk=unk, lowercase=lowercase)
     alphabet = _alphabet(sample, backend, vocab_size, len(family.first) + len(family.last))
@@ -131,7 +133,7 @@ def _byte_bpe(sample: Sequence[str], vocab_size: int, family: VocabularyFamily) 
 def _unigram(sample: Sequence[str], vocab_size: int, name: str, lowercase: bool) -> TokenizerParts:
     """Trained on normalised text, so that both libraries cut the same text.
 
-    Scores are rounded to 1/1024: then every sum is exact in single precision, and sentencepiece and the ``tokenizers``
+    Scores are rounded to 1/1024, so every sum is exact in single precision, and sentencepiece and the ``tokenizers``
     library agree on the best segmentation, ties included.
     """
     try:
@@ -153,7 +155,7 @@ def _unigram(sample: Sequence[str], vocab_size: int, name: str, lowercase: bool)
             vocab_size=min(max(1, vocab_size - len(reserved) + 1), 1 << 30),  # and the unknown piece; it takes 31 bits
             normalization_rule_name="identity",
             character_coverage=0.9999,
-            max_sentence_length=1 << 30,  # it would leave out longer lines without a word
+            max_sentence_length=1 << 30,  # it would silently leave out longer lines
             unk_id=0,
             bos_id=-1,
             eos_id=-1,
@@ -175,7 +177,7 @@ def _unigram(sample: Sequence[str], vocab_size: int, name: str, lowercase: bool)
     edges = {token: SentencePiece(text=token, type=UNKNOWN if token == unk else CONTROL) for token in reserved}
     model = SentencePieceModel(
         pieces=(*(edges[token] for token in family.first), *learned, *(edges[token] for token in family.last)),
-        remove_extra_spaces=False,  # the normaliser has done it
+        remove_extra_spaces=False,  # already done by the normaliser
     )
     backend = sentencepiece_model.unigram(model, before=[normalizer], split_numbers=name in ("albert", "xlnet"))
     special_tokens = dataclasses.replace(
@@ -186,20 +188,22 @@ def _unigram(sample: Sequence[str], vocab_size: int, name: str, lowercase: bool)
 
 
 def _bounded(vocab_size: int, sample: Sequence[str], reserved: int) -> int:
-    """``vocab_size``, or what is certainly beyond the text: the library sets memory aside for that many tokens, and
-    ends the process where there is none. Each token besides the ``reserved`` ones joins two letters of a word."""
+    """``vocab_size``, or a smaller number that the text cannot reach: the library allocates memory for that many
+    tokens, and ends the process if there is none. Each token besides the ``reserved`` ones joins two letters of a
+    word.
+    """
     return min(vocab_size, reserved + sum(len(text.encode("utf-8", "surrogatepass")) for text in sample))
 
 
 def _alphabet(sample: Sequence[str], backend: tokenizers.Tokenizer, vocab_size: int, reserved: int) -> list[str]:
     """The characters of the normalised text that become tokens, sorted.
 
-    They cover 98% of the text, and beyond that take at most three quarters of the vocabulary (a letter takes two
-    tokens, as it also occurs inside words): the 1,000 most frequent, or as many as cover 99.99% (Chinese has
+    They cover 98% of the text. Beyond that they take at most three quarters of the vocabulary (a letter takes two
+    tokens, because it also occurs inside words): the 1,000 most frequent, or as many as cover 99.99% (Chinese has
     thousands).
 
     Raises:
-        ConfigError: 98% take more than the vocabulary.
+        ConfigError: 98% of the text need more than the vocabulary.
     """
     counts = np.zeros(0x110000, np.int64)
     for text in sample:

@@ -39,7 +39,7 @@ def wordpiece(
 ) -> tokenizers.Tokenizer:
     """BERT's tokenizer.
 
-    Accents are stripped where text is lower-cased, unless said otherwise; with ``chinese`` CJK characters stand alone.
+    By default accents are stripped if text is lower-cased; with ``chinese`` each CJK character is a word.
     """
     backend = tokenizers.Tokenizer(
         models.WordPiece({token: index for index, token in enumerate(vocabulary)}, unk_token=unk)
@@ -74,10 +74,10 @@ def read(
         path: a folder (``tokenizer.json`` first, then the files below), ``tokenizer.json``, ``vocab.txt``,
             ``vocab.json``, or a SentencePiece ``.model``; each may end in ``.gz``.
         merges: the ``merges.txt`` of a ``vocab.json``, if it is not next to it.
-        family: the special tokens and normalisation of this family (a key of :data:`FAMILIES`), in
-            place of what the files say.
-        lowercase: lower-case the text (and strip accents), for ``vocab.txt`` and ``.model``; by default what the folder
-            says, else for ``vocab.txt`` whether the vocabulary has no upper-case letter, and for ALBERT yes.
+        family: use the special tokens and normalisation of this family (a key of :data:`FAMILIES`) instead of those of
+            the files.
+        lowercase: lower-case the text (and strip accents), for ``vocab.txt`` and ``.model``; by default the folder's
+            setting, else for ``vocab.txt`` whether the vocabulary has no upper-case letter, and for ALBERT yes.
         add_special: append special tokens that the vocabulary lacks, as new ids at its end.
 
     Raises:
@@ -93,7 +93,7 @@ def read(
     if lowercase is None:
         lowercase = config.options.get("do_lower_case")
     elif suffix == "json" and lowercase != config.options.get("do_lower_case", False):
-        raise ConfigError(f"{file}: says itself what becomes of upper case; leave lowercase={lowercase} out")
+        raise ConfigError(f"{file}: already sets lower-casing; leave lowercase={lowercase} out")
     meant = family or config.family
     if meant in _FAIRSEQ:
         config.fairseq, meant = meant, "roberta"
@@ -127,7 +127,7 @@ _FILES = (
     "sentencepiece.model", "sentencepiece.bpe.model", "tokenizer.model",
 )  # fmt: skip
 
-# What the folders of published models say, and the family whose tokens and normalisation they mean.
+# Names in the folders of published models, and the family of their tokens and normalisation.
 _CLASSES = {
     "BertTokenizer": "bert", "ElectraTokenizer": "bert", "DistilBertTokenizer": "bert", "ConvBertTokenizer": "bert",
     "RobertaTokenizer": "roberta", "GPT2Tokenizer": "roberta", "DebertaTokenizer": "deberta",
@@ -147,17 +147,17 @@ _MODEL_TYPES = {name: name for name in (*FAMILIES, *_FAIRSEQ)} | dict.fromkeys(
 
 @dataclass
 class _VocabularyFile:
-    """What a vocabulary file says."""
+    """The content of a vocabulary file."""
 
     backend: tokenizers.Tokenizer
     options: dict[str, Any]
-    control: tuple[str, ...] = ()  # pieces that stand for no text
+    control: tuple[str, ...] = ()  # pieces without text
     framing: FramingKind | None = None
 
 
 @dataclass
 class _Config:
-    """What a tokenizer folder's configuration files say, besides its vocabulary."""
+    """The settings in a tokenizer folder's configuration files."""
 
     family: str | None = None
     tokens: dict[str, str] = field(default_factory=dict)  # role -> token
@@ -203,7 +203,7 @@ def _folder_config(folder: Path) -> _Config:
 
 
 def _add_tokens(backend: tokenizers.Tokenizer, added: list[tuple[str, int]], path: Path) -> None:
-    """Append what the folder at ``path`` says is added to its vocabulary, under the ids that it gives."""
+    """Append the added tokens of the folder at ``path``, under their ids."""
     for token, index in added:
         if backend.token_to_id(token) is None:
             backend.add_tokens([AddedToken(token, normalized=False)])
@@ -214,7 +214,7 @@ def _add_tokens(backend: tokenizers.Tokenizer, added: list[tuple[str, int]], pat
 
 
 def _special_tokens(vocabulary: _VocabularyFile, config: _Config, family: str | None) -> SpecialTokens:
-    """The family's special tokens, with the names that the folder gives; by the vocabulary where neither is known."""
+    """The family's special tokens, with the folder's names; from the vocabulary if neither is known."""
     special_tokens = FAMILIES[family].special_tokens if family else guess(vocabulary.backend)
     special_tokens = dataclasses.replace(special_tokens, **config.tokens)  # type: ignore[arg-type]
     if config.framing:
@@ -276,7 +276,7 @@ def _read_sentencepiece(file: Path, family: str | None, lowercase: bool | None, 
     try:
         model = sentencepiece_model.parse(_bytes(file))
     except (ValueError, UnicodeDecodeError, struct.error) as error:
-        raise DataError(f"{file}: not a SentencePiece model ({error}); fetch it anew") from None
+        raise DataError(f"{file}: not a SentencePiece model ({error}); fetch it again") from None
     if config.fairseq is not None:
         front, first = _FAIRSEQ[config.fairseq]
         model = sentencepiece_model.with_ids_of_fairseq(model, front, first)
@@ -292,7 +292,7 @@ def _read_sentencepiece(file: Path, family: str | None, lowercase: bool | None, 
     try:
         backend = sentencepiece_model.unigram(model, before=before, split_numbers=family in ("albert", "xlnet"))
     except Exception as error:  # the library raises bare exceptions
-        raise DataError(f"{file}: not a SentencePiece model ({error}); fetch it anew") from None
+        raise DataError(f"{file}: not a SentencePiece model ({error}); fetch it again") from None
     return _VocabularyFile(backend, {"do_lower_case": lowercase, "keep_accents": keep_accents}, model.control())
 
 
@@ -328,16 +328,16 @@ def _library(file: Path, data: dict[str, Any]) -> tokenizers.Tokenizer:
     if kind is not None and kind not in ("WordPiece", "BPE", "Unigram"):
         raise DataError(f"{file}: a {kind} tokenizer; expected WordPiece, BPE or Unigram")
     if kind == "Unigram" and data["model"].get("unk_id") is None:
-        raise DataError(f"{file}: names no unk_id, the piece for unknown characters; write it again or fetch it anew")
+        raise DataError(f"{file}: names no unk_id, the piece for unknown characters; write it again or fetch it again")
     vocabulary = data["model"].get("vocab")
     unk = data["model"].get("unk_token")
     if kind == "WordPiece" and isinstance(vocabulary, dict) and isinstance(unk, str) and unk not in vocabulary:
-        raise DataError(f"{file}: its vocabulary lacks {unk}, the token for unknown words; fetch it anew")
+        raise DataError(f"{file}: its vocabulary lacks {unk}, the token for unknown words; fetch it again")
     try:
         return tokenizers.Tokenizer.from_str(json.dumps(data))
     except Exception as error:  # the library raises bare exceptions
         raise DataError(
-            f"{file}: not a tokenizer ({str(error).splitlines()[0]}); write it again or fetch it anew"
+            f"{file}: not a tokenizer ({str(error).splitlines()[0]}); write it again or fetch it again"
         ) from None
 
 
@@ -345,7 +345,7 @@ _FRAMINGS: dict[str, FramingKind] = {"sTsTs": "bert", "sTssTs": "roberta", "TsTs
 
 
 def _framing(processor: Any) -> FramingKind | None:
-    """How the post-processor of a ``tokenizer.json`` frames a pair of texts; None where it is none of ours."""
+    """The framing of a pair of texts by the post-processor of a ``tokenizer.json``; None if it is not one of ours."""
     kind = processor.get("type") if isinstance(processor, dict) else None
     if kind == "Sequence":
         return next(filter(None, map(_framing, processor["processors"])), None)
@@ -376,7 +376,9 @@ def _bytes(file: Path) -> bytes:
         data = file.read_bytes()
         return gzip.decompress(data) if file.name.endswith(".gz") else data
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{file}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+        raise DataError(
+            f"{file}: cannot be read ({getattr(error, 'strerror', None) or error}); check the file"
+        ) from None
 
 
 def _text(file: Path) -> str:
@@ -390,7 +392,7 @@ def _json(file: Path) -> dict[str, Any]:
     try:
         data = json.loads(_text(file))
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{file}: not valid JSON ({error}); write it again or fetch it anew") from None
+        raise DataError(f"{file}: not valid JSON ({error}); write it again or fetch it again") from None
     if not isinstance(data, dict):
         raise DataError(f"{file}: contains {type(data).__name__}, expected an object")
     return data

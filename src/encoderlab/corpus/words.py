@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-# What a token begins with, and what it ends with: the inside of a character; what words are made of; white space; what
+# Classes of a token's first and last character: the inside of a character; letters of words; white space; what
 # is a word of its own (punctuation, Chinese characters); the end of a token that is but a space.
 INSIDE, LETTER, OPEN, OTHER, SPACE = range(5)
 
@@ -42,7 +42,7 @@ def is_punctuation(char: str) -> bool:
 
 
 def char_class(char: str) -> int:
-    """OPEN for white space, OTHER for characters that are words of their own, LETTER for what words are made of."""
+    """OPEN for white space, OTHER for characters that are words of their own, LETTER for characters of words."""
     if char.isspace():
         return OPEN
     return OTHER if is_cjk(char) or is_punctuation(char) else LETTER
@@ -79,7 +79,7 @@ class WordStarts:
         firsts = np.zeros(1, np.int64) if firsts is None else firsts[firsts < len(ids)]
         head, tail = self.head[ids], self.tail[ids]
         starts = head >= OPEN
-        if self.has_parts:  # parts of one character: what the last whole character was decides
+        if self.has_parts:  # parts of one character: the last whole character decides
             known = tail != INSIDE
             known[firsts] = True
             tail = tail[np.maximum.accumulate(np.where(known, np.arange(len(ids)), 0))]
@@ -148,7 +148,7 @@ def _length(lead: int) -> int:
 
 
 def _byte_letters() -> dict[str, int]:
-    """GPT-2's letters for bytes: printable bytes stand for themselves, the others for the letters from U+0100 on."""
+    """GPT-2's letters for bytes: printable bytes are themselves, the others the letters from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     letters = {chr(byte): byte for byte in printable}
     others = (byte for byte in range(256) if byte not in set(printable))

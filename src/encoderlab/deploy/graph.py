@@ -68,13 +68,13 @@ class Graph(nn.Module):
     """A model without dropout, its convolutions stopping at padding, with the head for its use.
 
     Inputs, int64 (B, L): ``input_ids``; ``attention_mask``, 1 for tokens and 0 for padding on either side; gaps between
-    tokens count as positions (in RoBERTa only where no padding token stands there), as in ``transformers``;
-    ``token_type_ids`` where the model reads segments; ``p_mask``, 1 where no answer may start or end, for answer heads
-    whose ends depend on the start. What a token computes does not depend on the padding around it.
+    tokens count as positions (in RoBERTa only if they are not padding tokens), as in ``transformers``;
+    ``token_type_ids`` if the model reads segments; ``p_mask``, 1 where no answer may start or end, for answer heads
+    whose ends depend on the start. A token's result does not depend on the padding around it.
 
     Outputs, float32: ``last_hidden_state`` (B, L, D); ``logits`` of classes (B, labels), tags (B, L, labels) or tokens
-    (B, L, V); ``start_logits`` and ``end_logits`` (B, L). Of an answer head whose ends depend on the start, the S best
-    starts and the S best ends behind each: ``start_top_log_probs`` and ``start_top_index`` (B, S),
+    (B, L, V); ``start_logits`` and ``end_logits`` (B, L). For an answer head whose ends depend on the start, the S best
+    starts and the S best ends for each: ``start_top_log_probs`` and ``start_top_index`` (B, S),
     ``end_top_log_probs`` and ``end_top_index`` (B, S, S), and ``cls_logits`` (B,), the log-odds of "no answer".
     """
 
@@ -131,7 +131,9 @@ class Graph(nn.Module):
         return self._spans(states, doc, p_mask)
 
     def _positions(self, ids: Tensor, doc: Tensor) -> Tensor | None:
-        """The absolute position of each token (B, L), counted from its row's first token; None where none is read."""
+        """The absolute position of each token (B, L), counted from its row's first token; None if the model reads
+        none.
+        """
         embeddings = self.model.encoder.embeddings
         if embeddings.positions is None and not embeddings.sinusoidal and self.model.mask_positions is None:
             return None

@@ -15,7 +15,7 @@ class OnnxRun:
 
     Raises:
         MissingDependency: ONNX Runtime is not installed.
-        DataError: there is no such file, or it is damaged, or its weights lie in other files.
+        DataError: there is no such file, it is damaged, or its weights are in other files.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What an exported graph says of the items of a task, as fine-tuning's own code decodes it."""
+"""The outputs of an exported graph for the items of a task, in the form that fine-tuning's code decodes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def inputs_of(ids: Sequence[np.ndarray], segments: Sequence[np.ndarray], pad: in
 
 
 class TaskReader:
-    """A runtime in the place of a model with a task head.
+    """A runtime that replaces a model with a task head.
 
     Args:
         run: the graph of ``model`` with its task head.

@@ -1,7 +1,7 @@
 """Independent work on a Ray cluster: the same tasks as those of processes of this machine, with the same results.
 
-A task that is lost with its worker or its node is run again, up to :data:`RETRIES` times; whatever it does must
-therefore continue, or begin anew, where files of an earlier try lie. Ray gives each task the cores, GPUs and memory
+A task that is lost with its worker or its node is run again, up to :data:`RETRIES` times; so it must continue or start
+again when it finds files of an earlier try. Ray gives each task the cores, GPUs and memory
 that it names, and as many threads as cores.
 """
 
@@ -28,7 +28,7 @@ RETRIES = 5
 AHEAD = 2  # tasks submitted beyond those that can run
 REACH = 10.0  # seconds in which the address of a cluster must take a connection
 ANSWER = 120.0  # seconds in which a node must answer
-PATIENCE = 120.0  # seconds in which what was asked to stop may write its checkpoint
+PATIENCE = 120.0  # seconds in which stopped tasks may write their checkpoints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ def tasks_on(place: str | None, *, workers: int | None = None, need: Need = Need
 
     Args:
         workers: processes of this machine; None for as many as its cores allow.
-        need: of a task; a process of this machine has its cores as threads.
+        need: of a task; a process of this machine gets its cores as threads.
         sees: folders that every node of the cluster must see.
 
     Raises:
@@ -95,7 +95,7 @@ class RayTasks(Tasks):
 
     def _connect(self) -> None:
         host, colon, port = (self._address or os.environ.get("RAY_ADDRESS") or "").rpartition(":")
-        if colon and port.isdigit() and "//" not in host:  # Ray itself would try for minutes
+        if colon and port.isdigit() and "//" not in host:  # Ray itself would retry for minutes
             try:
                 socket.create_connection((host.strip("[]"), int(port)), timeout=REACH).close()
             except OSError as error:
@@ -106,7 +106,7 @@ class RayTasks(Tasks):
             try:
                 more = {"include_dashboard": False} if self._address is None else {"address": self._address}
                 self._ray.init(**quiet, **more)
-            except ValueError:  # a cluster was found, whose dashboard is not ours to choose
+            except ValueError:  # a cluster was found, which has its own dashboard
                 if self._address is not None:
                     raise
                 self._ray.init(**quiet)
@@ -114,7 +114,9 @@ class RayTasks(Tasks):
             raise _no_cluster(self._address or "this machine", error) from None
         except RuntimeError as error:
             said = " ".join(str(error).split())[:200]
-            raise ConfigError(f"--on ray: the cluster does not fit this process: {said}; install the same") from None
+            raise ConfigError(
+                f"--on ray: the cluster does not fit this process: {said}; install the same versions"
+            ) from None
 
     def _check_nodes(self) -> None:
         """Refuse a node without this package in this version, or that does not see the folders."""
@@ -145,15 +147,17 @@ class RayTasks(Tasks):
                 continue  # lost meanwhile
             if node_sees["versions"] != own["versions"]:
                 raise ConfigError(
-                    f"node {name} has {node_sees['versions']}, this process {own['versions']}; install the same"
+                    f"node {name} has {node_sees['versions']}, this process {own['versions']}; install the same "
+                    "versions"
                 )
             for path, there in node_sees["sees"].items():
                 if own["sees"][path] and not there:
                     raise ConfigError(f"node {name} does not see {path}; put it where all nodes see it")
 
     def _claim(self, nodes: Sequence[dict[str, float]]) -> None:
-        """Say what a task needs; refuse what no node has, for which tasks would wait for ever. ``nodes``: what each
-        has.
+        """Set the resources of a task; refuse those that no node has, because tasks would wait forever.
+
+        ``nodes``: the resources of each.
         """
         need = self._need
         gpus = need.gpus if need.gpus is not None else float(any(node.get("GPU", 0) >= 1 for node in nodes))
@@ -274,7 +278,7 @@ def _probe(paths: Sequence[str]) -> dict[str, Any]:
 
 
 def _run_job(job: Job) -> int:
-    """The exit code of a job; where this task is cancelled, the job is asked to stop."""
+    """The exit code of a job; if this task is cancelled, the job is asked to stop."""
     process = start(job)
     try:
         while process.poll() is None:

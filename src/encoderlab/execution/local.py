@@ -1,7 +1,7 @@
 """Jobs as processes of this machine.
 
-:data:`Execute` is the seam: whatever takes jobs and yields how each ended can stand here, such as the queue of a
-cluster. A job is a module to run with arguments; what it reads and writes are files that its arguments name.
+:data:`Execute` is the interface: any function that takes jobs and yields how each ended can replace this one, such as a
+cluster's queue. A job is a module to run with arguments, which name the files that it reads and writes.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class Ended:
 
 
 Execute = Callable[[Sequence[Job]], Iterator[Ended]]
-"""Runs jobs in any order and yields each as it ends. Jobs that were not begun when time was up are not yielded."""
+"""Runs jobs in any order and yields each as it ends. Jobs that had not started when time was up are not yielded."""
 
 
 def local(*, workers: int, deadline: float | None = None, begun: Callable[[Job], None] = lambda job: None) -> Execute:
     """Up to ``workers`` processes side by side.
 
-    At ``deadline`` (of :func:`time.monotonic`) no job begins any more, and those that run are asked to stop (SIGTERM),
-    as they are where this process is interrupted. Where it is killed they stop too: their standard input ends.
+    At ``deadline`` (of :func:`time.monotonic`) no further job starts, and running ones are asked to stop (SIGTERM); so
+    they are if this process is interrupted. If it is killed they stop too, because their standard input ends.
     """
 
     def execute(jobs: Sequence[Job]) -> Iterator[Ended]:
@@ -103,7 +103,7 @@ def _ask_to_stop(processes: Iterable[subprocess.Popen[bytes]]) -> None:
 
 
 def stop_with_parent() -> None:
-    """Called by a job: when the process that began it is gone, it receives SIGTERM."""
+    """Called by a job: it receives SIGTERM when the process that started it is gone."""
 
     def watch() -> None:
         while os.read(0, 1):  # not through sys.stdin, whose lock this thread would hold at the end of the process

@@ -1,4 +1,4 @@
-"""One output for each of many files, made by tasks; what is finished is verified by its hash and not made again."""
+"""One output for each of many files, made by tasks; a finished output is verified by its hash and not made again."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from encoderlab.files import json_sha256, sha256
 
 log = logging.getLogger(__name__)
 
-RECORD = "files.jsonl"  # in the output folder: what was asked for, then a line for every finished file, with checksums
+RECORD = "files.jsonl"  # in the output folder: the settings, then a line for every finished file, with checksums
 CHECKSUM = "checksum"  # of the rest of a line
 
 
 class Make(Protocol):
-    """Makes the file ``out`` of the file ``source``, whole or not at all, and returns facts about it; ``say`` takes
-    remarks. It travels to other processes.
+    """Makes the file ``out`` from the file ``source``, whole or not at all, and returns facts about it; ``say`` takes
+    remarks. It is sent to other processes.
     """
 
     def __call__(self, source: Path, out: Path, say: Callable[[str], None]) -> Mapping[str, Any]: ...
@@ -32,10 +32,10 @@ class Outputs:
     """The state of the files, by the names of their outputs.
 
     Attributes:
-        facts: what :class:`Make` returned, of finished files, also those of earlier sessions.
-        kept: how many of them were there already.
+        facts: results of :class:`Make` for finished files, those of earlier sessions included.
+        kept: number of outputs of earlier sessions.
         failed: why the others failed.
-        remarks: remarks, each with the names of the files that it was made about.
+        remarks: remarks, each with the names of its files.
     """
 
     facts: dict[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -59,11 +59,11 @@ def make_outputs(
     made again, with a warning.
 
     Args:
-        inputs: the file that each output, by its path in ``out``, is made of.
-        asked: what all outputs depend on besides their inputs, as plain data.
+        inputs: the input of each output, by the output's path in ``out``.
+        asked: the settings that all outputs depend on, as plain data.
 
     Raises:
-        ConfigError: the folder has outputs that were asked for otherwise, or other files.
+        ConfigError: the folder has outputs of other settings, or other files.
         OutOfMemory, Stopped: the same call continues.
     """
     known = _claim(out, asked)
@@ -97,13 +97,13 @@ def make_outputs(
 
 
 def _claim(out: Path, asked: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What the record says of the outputs in ``out``, by name; refuses the folder of something else."""
+    """The entries of the record for the outputs in ``out``, by name; refuses a folder with other content."""
     if not (out / RECORD).exists() and (strangers := sorted(one.name for one in out.iterdir())):
         raise ConfigError(f"{out}: is not empty (it has {strangers[0]!r}) and has no {RECORD}; give another --out")
     begun, *entries = _read(out / RECORD) or [dict(asked)]
     if other := [key for key, value in asked.items() if begun.get(key) != value]:
         raise ConfigError(f"{out}: has files that were made with another {other[0]}; give another --out, or delete it")
-    for leftover in out.rglob(".*.tmp"):  # of a process that was killed
+    for leftover in out.rglob(".*.tmp"):  # left by a killed process
         leftover.unlink(missing_ok=True)
     return {entry["output"]: entry for entry in entries}
 
@@ -129,9 +129,9 @@ def _make(make: Make, source: Path, out: Path) -> dict[str, Any]:
 
 
 def _is_kept(out: Path, source: Path, entry: Mapping[str, Any]) -> bool:
-    """Whether an output of an earlier session is whole, and still that of its input."""
+    """Whether an output of an earlier session is intact, and its input unchanged."""
     if not out.exists():
-        log.warning("%s: is gone; made again", out)
+        log.warning("%s: is missing; made again", out)
         return False
     if sha256(out) != entry["sha256"]:
         log.warning("%s: has changed since it was written; made again", out)
@@ -167,7 +167,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
             if entry.pop(CHECKSUM, None) != json_sha256(entry):
                 raise ValueError
         except ValueError:
-            log.warning("%s: is damaged after line %d; what is missing is made again", path, len(entries))
+            log.warning("%s: is damaged after line %d; the rest is made again", path, len(entries))
             with path.open("r+b") as file:
                 file.truncate(size)
             break

@@ -1,4 +1,4 @@
-"""A few worker processes for work that is cut into independent units."""
+"""Worker processes for independent units of work."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from encoderlab.errors import ConfigError, OutOfMemory, Stopped
 
 
 def cores() -> int:
-    """The processors that this process may use, as ``taskset`` or a batch system says."""
+    """The processors that this process may use, as set by ``taskset`` or a batch system."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Tasks:
     """Runs independent calls somewhere: :class:`Workers` here, :class:`encoderlab.execution.cluster.RayTasks` on a
-    cluster. Functions are those of modules, and write what is large to files; ``ended`` is told the name and the result
-    of each call that is done. ``cores`` is how many can run at once.
+    cluster. Functions are at module level, and write large results to files; ``ended`` gets the name and the result
+    of each finished call. ``cores`` is the number of calls that can run at once.
     """
 
     def __init__(self, cores: int) -> None:
@@ -64,15 +64,16 @@ class Tasks:
 class Workers(Tasks):
     """Runs functions in ``number`` processes; with one, in this process, unless ``always``.
 
-    At most two units more than there are workers are submitted at a time, so that the one who reads does not run ahead.
-    The workers are spawned, as threads of libraries do not survive a fork, and import nothing of the program that runs,
-    so that it needs no ``if __name__ == "__main__":``. They end with this process, however it ends. Each computes with
-    ``threads`` threads, if they are given.
+    At most two units more than workers are submitted at a time, so that the reader of the input does not run ahead.
+    The workers are spawned, because threads of libraries do not survive a fork. They do not import the main program,
+    so it needs no ``if __name__ == "__main__":``. They end with this process, however it ends. Each computes with
+    ``threads`` threads, if given.
 
     Raises:
         ConfigError: ``number`` is below 1.
-        OutOfMemory: a worker was killed, which only the system does.
-        Stopped: SIGTERM. A process that just dies leaves the semaphores of its workers behind, with a warning.
+        OutOfMemory: a worker was killed, as the system does when memory is short.
+        Stopped: SIGTERM. (A process that dies without this leaves the semaphores of its workers behind, with a
+            warning.)
     """
 
     def __init__(self, number: int, *, always: bool = False, threads: int | None = None) -> None:
@@ -118,7 +119,7 @@ class Workers(Tasks):
         with self._entered:
             if self._pool is not None:
                 if self._pending and error[0] is not None:
-                    self._stop.set()  # for units that wait in the pipe of a process, and cannot be taken back
+                    self._stop.set()  # for units already in a process's pipe, which cannot be withdrawn
                     for process in list((self._pool._processes or {}).values()):
                         process.terminate()
                 self._pool.shutdown(wait=True, cancel_futures=True)
@@ -137,7 +138,7 @@ def _start(stop: Event | None = None, threads: int | None = None) -> None:
     for number in _STOPS:  # they reach the whole group; this process is told by its parent
         signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)  # as they were at the parent while it started this one
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)  # as in the parent while it started this process
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -149,7 +150,7 @@ def _start(stop: Event | None = None, threads: int | None = None) -> None:
 
 
 def _unit(function: Callable[..., Any], *args: Any) -> Any:
-    """``function(*args)`` in a worker. Where its parent is stopped, so is this: training ends with a checkpoint."""
+    """``function(*args)`` in a worker. If the parent is stopped, this stops too: training ends with a checkpoint."""
     with stopped_by_sigterm():
         if _stop is not None and _stop.is_set():
             raise Stopped("stopped before it began; run the same command again to continue")
@@ -170,8 +171,10 @@ def run_all(function: Callable[[Any], Any], items: Sequence[Any], *, workers: in
 
 @contextlib.contextmanager
 def _spawning() -> Iterator[None]:
-    """While a process starts: hide the main module, which it would import, with all that a script loads and does; and
-    have both processes wait with signals, by which the new one would end with a traceback before :func:`_start`."""
+    """A context in which a process starts.
+
+    It hides the main module, which the new process would import and run, and blocks signals, which would end the new
+    process with a traceback before :func:`_start`."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS) if hasattr(signal, "pthread_sigmask") else None
@@ -185,7 +188,7 @@ def _spawning() -> Iterator[None]:
 
 @contextlib.contextmanager
 def stopped_by_sigterm() -> Iterator[None]:
-    """While it lasts, SIGTERM raises :class:`encoderlab.errors.Stopped` in the main thread."""
+    """A context in which SIGTERM raises :class:`encoderlab.errors.Stopped` in the main thread."""
 
     def stop(number: int, frame: object) -> None:
         raise Stopped("stopped by SIGTERM; run the same command again to continue", signal=number)
@@ -202,7 +205,9 @@ def stopped_by_sigterm() -> Iterator[None]:
 
 @contextlib.contextmanager
 def logged(lines: list[str], level: int = logging.INFO) -> Iterator[None]:
-    """While it lasts, what the package logs, from ``level`` on, is added to ``lines`` instead of being shown."""
+    """A context in which log messages of the package, from ``level`` on, are added to ``lines`` instead of being
+    shown.
+    """
     logger = logging.getLogger("encoderlab")
     handler = logging.Handler(level)
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]

@@ -32,8 +32,8 @@ class Attended:
     Attributes:
         tokens: the M tokens.
         words: (M,), the number of the word that each token belongs to, -1 for special tokens.
-        memory: M - L, tokens that were read before the row and only answered (Transformer-XL).
-        layers: of each layer (H, L, M) float32: what head h gives to token j when token i asks. Attention heads come
+        memory: M - L, tokens that were read before the row and are only keys (Transformer-XL).
+        layers: of each layer (H, L, M) float32: the weight of key j for query i in head h. Attention heads come
             first; their rows add up to 1. Convolution heads follow: their kernels, laid out over the tokens.
     """
 
@@ -48,7 +48,7 @@ def attention(model: Model, texts: Sequence[str], *, memory: int = 0) -> list[At
     """What every head reads in each of ``texts``, in double the time and H times the memory of reading them.
 
     Args:
-        memory: the first tokens of a text are read first, as memory; for left-to-right models with relative positions.
+        memory: number of first tokens that are read as memory; for left-to-right models with relative positions.
 
     Raises:
         ConfigError: an empty text, a model without tokenizer, or memory for a model that has none.
@@ -88,8 +88,8 @@ def attention(model: Model, texts: Sequence[str], *, memory: int = 0) -> list[At
 
 
 def _words(text: str, encoding: Encoding) -> np.ndarray:
-    """The number of the word, between white space, that each token starts in; for text without spaces, the word that
-    the tokenizer says (Chinese characters are words).
+    """The number of the word (between white space) that each token starts in; in text without spaces, the tokenizer's
+    words (Chinese characters are words).
     """
     if " " not in text.strip():
         return np.cumsum(encoding.word_starts) - 1

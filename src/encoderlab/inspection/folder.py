@@ -31,7 +31,7 @@ class Look:
         patterns: averages over all texts.
         neighbours: the nearest words of the tokens, with their cosines.
         attending: number of attention heads; the others convolve.
-        importance: of every head to the loss of pretraining, (layers, H), where it was measured.
+        importance: of every head to the loss of pretraining, (layers, H), if it was measured.
         probes: scores of linear probes for tags, by layer.
     """
 
@@ -109,7 +109,7 @@ def page(looks: Sequence[Look]) -> str:
 
 
 def _probe_charts(looks: Sequence[Look]) -> list[tuple[str, str, Chart | None]]:
-    """For each task its name, what was measured, and the score of every layer of every model, with those of guesses."""
+    """For each task its name, its measure, and the score of every layer of every model, with those of baselines."""
     charts = []
     for number, one in enumerate(looks[0].probes if looks else ()):
         series = []

@@ -1,4 +1,4 @@
-"""How important heads are to a loss, and models without some of them (Michel et al., 2019)."""
+"""The importance of heads to a loss, and models without some heads (Michel et al., 2019)."""
 
 from __future__ import annotations
 
@@ -25,25 +25,26 @@ from encoderlab.objectives.base import Objective, Term
 
 
 def attentions(encoder: Encoder) -> list[Attention]:
-    """The attention of every layer; layers that share their weights have one together."""
+    """The attention module of every layer; layers that share their weights share one module."""
     return list(dict.fromkeys(encoder.block(layer).attention for layer in range(encoder.depth)))
 
 
 def importance(objective: Objective, encoder: Encoder, batches: Sequence[Batch]) -> np.ndarray:
     """``E |dL / d xi_h|`` of every head, (layers, H) float64 (Michel et al., 2019, section 4.1, equation 2).
 
-    It is the sum over texts x of the size of the gradient of what x adds to the objective's loss, by a factor ``xi_h``
-    (here 1) on what head h gives. Where every text is one prediction it is the mean over texts.
+    For each text x, take the absolute gradient of its contribution to the objective's loss with respect to a factor
+    ``xi_h`` (here 1) on the output of head h; the importance is the sum over texts. If every text is one prediction, it
+    is the mean over texts.
 
-    The output o_h of a head enters the loss as ``xi_h o_h``, so the gradient by the factor is <o_h, dL / d o_h>, summed
+    The output o_h of a head enters the loss as ``xi_h o_h``, so the gradient of the factor is <o_h, dL / d o_h>, summed
     over the tokens of the text: one forward and one backward pass give it for all heads, layers and texts, without
-    dropout. A text is a document of a row. Attention heads come first, then the parts, as wide, of a
-    convolution. Layers that share their weights are one layer here, because they lose heads together; a query stream
+    dropout. A text is a document of a row. Attention heads come first, then the parts of a convolution, of the same
+    width. Layers that share their weights are one layer here, because they lose heads together; a query stream
     counts with the content stream.
 
     Args:
         encoder: one of the objective's networks.
-        batches: what :meth:`Objective.make_batch` made, on the encoder's device.
+        batches: from :meth:`Objective.make_batch`, on the encoder's device.
     """
     counts = _counts(objective, batches)
     modules, totals, memory = attentions(encoder), [], None
@@ -83,7 +84,7 @@ def _loss(terms: dict[str, Term], counts: dict[str, int]) -> Tensor:
     return torch.stack([term.sum * (term.weight / max(counts[name], 1)) for name, term in terms.items()]).sum()
 
 
-Call = tuple[Tensor, Scope, int]  # what the heads gave, the scope they were asked in, and their width
+Call = tuple[Tensor, Scope, int]  # outputs of the heads, their scope, and their width
 
 
 @contextmanager
@@ -146,25 +147,26 @@ def check_heads(config: ModelConfig, share: float) -> int:
 
 
 def least_important(scores: np.ndarray, gone: int) -> list[list[int]]:
-    """The heads that every layer keeps when its ``gone`` least important ones go; scores (layers, H).
+    """The heads that every layer keeps without its ``gone`` least important ones; scores (layers, H).
 
-    Every layer loses the same number, so that all keep equal shapes: the encoder is an ordinary one with fewer heads.
+    Every layer loses the same number, so all keep equal shapes: the encoder is an ordinary one with fewer heads.
     """
     order = np.argsort(scores, axis=1, kind="stable")
     return [sorted(row[gone:].tolist()) for row in order]
 
 
 def without_heads(model: Model, kept: Sequence[Sequence[int]]) -> Model:
-    """A copy of the model with only the ``kept`` heads, as many of each of :func:`attentions`: ``encoder.heads`` is
-    their number, ``encoder.head_width`` stays. What the other heads compute does not change.
-    Not for heads with a convolution (:func:`check_heads`).
+    """A copy of the model with only the ``kept`` heads, equally many in each of :func:`attentions`.
+
+    ``encoder.heads`` is their number, ``encoder.head_width`` stays, and their outputs do not change. Not for heads with
+    a convolution (:func:`check_heads`).
     """
     encoder, config = model.encoder, model.config.encoder
     modules = attentions(encoder)
     of_block = [kept[modules.index(block.attention)] for block in encoder.blocks]  # type: ignore[union-attr, arg-type]
     weights = with_heads(model.state_dict(), of_block, heads=config.heads, width=config.key_width)
     position = config.position
-    if isinstance(position, RelativeShift) and position.shared_biases:  # every layer keeps those of its own heads
+    if isinstance(position, RelativeShift) and position.shared_biases:  # every layer has its own kept heads
         position = replace(position, shared_biases=False)
         for name in ("u", "v"):
             shared = weights.pop(f"encoder.distances.{name}")

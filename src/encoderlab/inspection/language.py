@@ -1,4 +1,4 @@
-"""The loss that a pretrained model was trained on, over rows of any text: what heads are measured by."""
+"""The pretraining loss of a model over rows of any text, by which heads are measured."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ROWS = 16  # of a batch
 
 
 def objective_of(model: Model, generator: Model | None = None) -> Objective:
-    """The objective that a model's pretraining heads are for, with its usual settings.
+    """The objective of a model's pretraining heads, with its usual settings.
 
     Raises:
         ConfigError: the model has no such heads, or is a discriminator without its generator.
@@ -57,7 +57,7 @@ def objective_of(model: Model, generator: Model | None = None) -> Objective:
 
 def batches_of(objective: Objective, model: Model, source: str, count: int) -> list[Batch]:
     """``count`` rows or fewer of ``source``, a corpus (its validation split), a file with a text per line, or a text,
-    as batches of the objective; whole rows of 128 tokens, or of what the model reads.
+    as batches of the objective; whole rows of 128 tokens, or fewer if the model's limit is lower.
 
     Raises:
         DataError: the text is too short for two rows.
@@ -93,7 +93,7 @@ def _texts(tokenizer: Tokenizer, source: str) -> Iterator[tuple[np.ndarray, np.n
 
 
 def _rows(texts: Iterator[tuple[np.ndarray, np.ndarray]], tokenizer: Tokenizer, length: int) -> Iterator[Row]:
-    """All texts one after the other, cut into framed rows of ``length`` tokens; what is left over is dropped."""
+    """All texts one after the other, cut into framed rows of ``length`` tokens; the rest is dropped."""
     room = tokenizer.spans(length, max_length=length).a
     start = tokenizer.spans(room, max_length=length).a_start
     ids, opens = np.zeros(0, np.int64), np.zeros(0, bool)

@@ -1,4 +1,4 @@
-"""The behaviour of heads in numbers: how sharp, how far and at which tokens they look; averages over texts."""
+"""Statistics of heads, averaged over texts: entropy, distance, and the tokens that they attend to."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Patterns:
     """Sums over texts, of every layer (N) and head (H); queries are the tokens of words.
 
     ``entropy`` in nats, of attention heads; ``distance`` in tokens; ``near`` and ``far``: weight within :data:`NEAR` of
-    the diagonal and outside; ``relations``: weight on what each of :data:`RELATIONS` names. ``map`` (N, H, 64, 64) over
-    the first tokens, with the number of texts ``seen`` (64, 64) that are so long.
+    the diagonal and outside; ``relations``: weight on the tokens of each of :data:`RELATIONS`. ``map`` (N, H, 64, 64)
+    over the first tokens, with the number of texts ``seen`` (64, 64) that are long enough.
     """
 
     def __init__(self, layers: int, heads: int, attending: int) -> None:
@@ -41,7 +41,7 @@ class Patterns:
         self.map, self.seen = np.zeros((*shape, MAP, MAP), np.float32), np.zeros((MAP, MAP))
 
     def add(self, text: Attended, heads: Sequence[int] | None = None) -> None:
-        """Count one text; ``heads`` has for every word the number of the word that it depends on, -1 for the root."""
+        """Add one text; ``heads`` has for every word the number of the word that it depends on, -1 for the root."""
         rows = np.flatnonzero(text.words[text.memory :] != NO_WORD)
         places = rows + text.memory
         masks = _relations(text, places, heads)
@@ -66,7 +66,7 @@ class Patterns:
         self.parsed += 0 if heads is None else len(rows)
 
     def shares(self) -> dict[str, np.ndarray]:
-        """The mean weight (N, H) on each relation; those of syntax only where texts had trees."""
+        """The mean weight (N, H) on each relation; those of syntax only over texts with trees."""
         counts = {name: self.parsed if name in SYNTAX else self.queries for name in RELATIONS}
         return {name: sums / counts[name] for name, sums in self.relations.items() if counts[name]}
 
@@ -87,12 +87,12 @@ class Patterns:
         return float(self.near[:, first:last].sum() / max(self.far[:, first:last].sum(), 1e-9))
 
     def average(self) -> np.ndarray:
-        """The average map (N, H, 64, 64); 0 where no text is so long."""
+        """The average map (N, H, 64, 64); 0 where no text is long enough."""
         return self.map / np.maximum(self.seen, 1).astype(np.float32)
 
 
 def _relations(text: Attended, places: np.ndarray, heads: Sequence[int] | None) -> dict[str, np.ndarray]:
-    """Which tokens each query stands in a relation to: (queries, M) bool."""
+    """The tokens in each relation to a query: (queries, M) bool."""
     keys = np.arange(len(text.tokens))
     words = text.words
     _, kinds = np.unique(np.asarray(text.tokens, object).astype(str), return_inverse=True)

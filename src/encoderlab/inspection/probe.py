@@ -1,4 +1,4 @@
-"""What each layer knows of the words it reads: a linear probe per layer on frozen states."""
+"""Linear probes: how well the tags of words can be read from the frozen states of each layer."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ class Probed:
 
     Attributes:
         task: its name.
-        labels: how many tags there are.
-        words: of the training and of the scored part.
-        measure: the measure of the task that comes first.
+        labels: number of tags.
+        words: numbers of training and of scored words.
+        measure: the task's first measure.
         layers: every measure of every layer.
-        baselines: the measures of guesses from the word alone (``dictionary``) and from nothing (``majority``).
+        baselines: the measures of guesses from the word alone (``dictionary``) and of the most frequent tag
+            (``majority``).
     """
 
     task: str
@@ -52,12 +53,12 @@ def probe(
 ) -> Probed:
     """Tags of words, read from the states of each layer by logistic regression (Alain and Bengio, 2017).
 
-    A word is the state of its first token, as tasks of tagging read it; every number of a state is scaled to mean 0 and
-    deviation 1 over the training words. The encoder runs once and learns nothing. Costs a regression per layer on at
+    A word's state is that of its first token, as in tagging; every number of a state is scaled to mean 0 and
+    deviation 1 over the training words. The encoder runs once and is not trained. Costs a regression per layer on at
     most :data:`TRAIN` words: about 100 products of (words, D) and (D, tags).
 
     Raises:
-        ConfigError: the task is no tagging.
+        ConfigError: the task is not tagging.
     """
     if task.form != "tagging":
         raise ConfigError(f"{task.name} is {task.form}; a probe reads the tags of words, give a file of tagging")
@@ -99,7 +100,7 @@ def probe(
 
 
 def _first(split: Split, most: int) -> Split:
-    """The first examples of a split, with at most so many words, but one at least."""
+    """The first examples of a split with at most so many words, at least one example."""
     ends = np.cumsum([len(example.words) for example in split.examples if isinstance(example, TaggedWords)])
     count = max(1, int((ends <= most).sum()))
     return replace(split, examples=split.examples[:count])

@@ -1,4 +1,4 @@
-"""Pruning with its evidence: heads chosen on one half of the data, scores before and after on the other."""
+"""Pruning and its report: heads are chosen on one half of the data, scores before and after are of the other half."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class OnText:
         return importance(objective_of(self.model, self.generator), self.model.encoder, self.chosen_by)
 
     def scores(self, model: Model) -> dict[str, float]:
-        """The losses of the model, or of a smaller one in its place, on the other half, in nats."""
+        """The losses of the model, or of a smaller one instead, on the other half, in nats."""
         return losses(objective_of(model, self.generator), self.held_out)
 
 
@@ -72,7 +72,7 @@ class OnTask:
         return importance(self.predictor.objective, self.model.encoder, self._batches(self.predictor, 0))
 
     def scores(self, model: Model) -> dict[str, float]:
-        """Loss and measures of the model, or of a smaller one in its place, on the other half."""
+        """Loss and measures of the model, or of a smaller one instead, on the other half."""
         predictor = Predictor(TaskObjective(model.to(usual_device()), self.predictor.form))
         examples = self.examples[1::2]
         scores, _ = FORMS[self.task.form].score_found(self.task, examples, predictor.predict(examples))
@@ -96,7 +96,7 @@ def record(
     after: Mapping[str, float],
     sizes: tuple[int, int],
 ) -> dict[str, Any]:
-    """What was done, as plain data. ``sizes``: parameters before and after."""
+    """The report as plain data. ``sizes``: parameters before and after."""
     layers, heads = scores.shape
     gone = [sorted(set(range(heads)) - set(row)) for row in kept]
     return {

@@ -1,4 +1,4 @@
-"""The texts that a model is looked at with: given as they are, a file with one per line, or a treebank."""
+"""The texts of an inspection: a text itself, a file with one per line, or a treebank."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ FIELDS = 10  # columns of CoNLL-U
 
 @dataclass(frozen=True)
 class Sentence:
-    """A text; ``heads`` has, of a treebank, for each of its words the number of the word it depends on, -1 for the
-    root. Words stand between spaces.
+    """A text with words between spaces. From a treebank, ``heads`` has for each word the number of the word that it
+    depends on, -1 for the root.
     """
 
     text: str
@@ -27,12 +27,12 @@ def sentences(source: str, count: int) -> list[Sentence]:
     """The first ``count`` texts of ``source``: a file with one text per line, a ``.conllu`` file, or a text itself.
 
     Raises:
-        DataError: the file is missing, holds no text, is not UTF-8, or a tree of it has no such word.
+        DataError: the file is missing, has no text, is not UTF-8, or a tree refers to a missing word.
     """
     path = Path(source)
     try:
         is_file = path.is_file()
-    except OSError:  # longer than a name of a file may be
+    except OSError:  # too long for the name of a file
         is_file = False
     if not is_file:
         if is_file_name(source) and len(source.split()) == 1:

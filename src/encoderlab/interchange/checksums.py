@@ -29,7 +29,7 @@ def write(folder: Path) -> None:
 
 
 def add(folder: Path, name: str) -> None:
-    """Record the file ``name``, which was written into a folder that has its checksums already."""
+    """Record the file ``name``, which was added to a folder with checksums."""
     if (folder / NAME).exists():
         write_text(folder / NAME, _text(_read(folder) | {name: sha256(folder / name)}))
 

@@ -25,8 +25,8 @@ def read(path: Path, *, allow_missing: bool = False) -> Models:
 
     They are ``pytorch_model.bin`` (or another ``.bin``, ``.pt`` or ``.safetensors``) next to ``config.json`` or
     ``model_config.json``. A joint file of replaced token detection (``generator.``, ``discriminator.``) gives both
-    networks; the discriminator's word table is the generator's plus its difference. ``pytorch_model.generator.bin`` of
-    version 3 is next to the discriminator's configuration, and has half its layers.
+    networks; the discriminator's word table is the generator's plus a stored difference.
+    ``pytorch_model.generator.bin`` of version 3 is next to the discriminator's configuration, and has half its layers.
     """
     file = find_file(path)
     tensors = read_file(file)
@@ -58,7 +58,7 @@ def networks(
     fields = Fields({name: value for name, value in data.items() if name not in left_out}, str(source))
     config = configs.read_as("deberta" if released else "deberta-v2", fields)
     name_table = name_tables.DEBERTA_V1 if released else name_tables.DEBERTA_V2
-    # A discriminator that was saved alone has its tables as well as their differences from the generator's.
+    # A discriminator saved alone has both its tables and their differences from the generator's.
     ignored = (*name_table.ignored, r"embeddings\.position_embeddings\.weight$", r"_embeddings\._weight$")
     name_table = replace(name_table, ignored=ignored)
     if "classifier.weight" in tensors:

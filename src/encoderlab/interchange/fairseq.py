@@ -31,8 +31,7 @@ MASK = "<mask>"
 
 
 def read(path: Path, *, allow_missing: bool = False) -> Models:
-    """Read RoBERTa from fairseq's ``model.pt`` of any release, with its classification head; of several heads none is
-    read.
+    """Read RoBERTa from fairseq's ``model.pt`` of any release, with its classification head, if it has exactly one.
 
     Raises:
         DataError: damaged, unsafe, not RoBERTa, or an argument of the model that is missing or not implemented.

@@ -55,7 +55,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _check_depth(data: Any, path: Path) -> None:
-    """Refuse deeply nested values, which no file of a model has and which exhaust a reader's stack."""
+    """Refuse deeply nested values, which exhaust a reader's stack and occur in no model file."""
     inside = [data]
     for _ in range(DEPTH):
         inside = [
@@ -124,7 +124,7 @@ def read_pickled(path: Path) -> Any:
         raise
     except OSError as error:
         raise unreadable(path, error) from None
-    except Exception as error:  # a foreign file can fail in any way
+    except Exception as error:  # a foreign file can fail with any error
         if _RUNS_CODE.search(str(error)) or _is_program(path):
             raise DataError(
                 f"{path}: contains more than weights, and reading it would run code, which is refused; "
@@ -143,12 +143,12 @@ def _is_program(path: Path) -> bool:
             start = file.read(1 << 20)
         is_zip = start.startswith(b"PK")
         return not is_zip and any(opcode.name in _IMPORTS for opcode, _, _ in pickletools.genops(start))
-    except Exception:  # which is what it raises where there is no pickle
+    except Exception:  # raised for files that are not pickles
         return False
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, in memory: what happens to the file later changes nothing.
+    """The tensors of a safetensors file, copied into memory, so later changes of the file have no effect.
 
     Raises:
         DataError: the file is missing or damaged.
@@ -231,7 +231,7 @@ def refuse_text(path: Path) -> None:
         with path.open("rb") as file:
             start = file.read(24).decode("latin-1")
     except FileNotFoundError:
-        raise DataError(f"{path}: does not exist") from None
+        raise DataError(f"{path}: does not exist; give a file of weights") from None
     if start and start.isascii() and "".join(start.split()).isprintable():
         raise DataError(f"{path}: is text instead of weights (begins with {start!r}); download it again")
 

@@ -1,4 +1,4 @@
-"""Model folders of our own, as they are written: ``config.json``, ``model.safetensors``, tokenizer files, a card."""
+"""Write model folders in our format: ``config.json``, ``model.safetensors``, tokenizer files, a card."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ def write_fields(path: Path, fields: dict[str, Any]) -> None:
 def write_whole(folder: Path, fill: Callable[[Path], None]) -> None:
     """Make ``folder`` with the files that ``fill`` writes, and their checksums; an older folder is replaced at the end.
 
-    Files are written to a folder aside. If ``folder`` is a link, its target is replaced. Remains of killed processes
-    are deleted: unfinished folders at once, older ones (``.NAME.PID.old``) when a new one is complete.
+    Files are written to a temporary folder. If ``folder`` is a link, its target is replaced. Remains of killed
+    processes are deleted: unfinished folders at once, older ones (``.NAME.PID.old``) when a new one is complete.
 
     Raises:
         DataError: it could not be written, for example on a full disk.
@@ -140,9 +140,7 @@ def is_ours(folder: Path) -> bool:
 
 
 def own_card(model: Model, place: Path) -> str | None:
-    """The model card that lies in a model or run folder; None where there is none, or only the one that
-    :func:`save` writes.
-    """
+    """The user's model card in a model or run folder; None if there is none, or only that of :func:`save`."""
     cards = (folder / "README.md" for folder in (place / "model", place))
     path = next((path for path in cards if path.is_file()), None)
     text = None if path is None else path.read_text(encoding="utf-8", errors="replace")

@@ -345,5 +345,5 @@ def numbered(count: int) -> tuple[str, ...]:
 
 
 def unnamed(count: int) -> tuple[str, ...]:
-    """The labels of a classifier of original code, whose files name none: a single output is a number."""
+    """The labels of a classifier of original code, whose files have no names: a single output is a number."""
     return NUMBER if count == 1 else numbered(count)

@@ -1,8 +1,8 @@
 """Models of the Hugging Face Hub: fetched into its cache and checked, and uploaded.
 
-Only data is fetched: configuration, tokenizer, card, and weights as safetensors. Code and pickles never are. The
-library ``huggingface_hub`` does the transfer, so its cache, token (``hf auth login``, ``HF_TOKEN``), endpoint
-(``HF_ENDPOINT``) and offline mode (``HF_HUB_OFFLINE``) are those of every other tool.
+Only data is fetched: configuration, tokenizer, card, and weights as safetensors; code and pickles never are. The
+library ``huggingface_hub`` does the transfer, so cache, token (``hf auth login``, ``HF_TOKEN``), endpoint
+(``HF_ENDPOINT``) and offline mode (``HF_HUB_OFFLINE``) are shared with other tools.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 CONFIG = "config.json"
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
-TEXTS = (  # what readers of models, tokenizers and tasks open, besides the weights
+TEXTS = (  # files that readers of models, tokenizers and tasks open, besides the weights
     CONFIG, "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",
     "vocab.json", "merges.txt", "spiece.model", "spm.model", "sentencepiece.model", "sentencepiece.bpe.model",
     "tokenizer.model", "modules.json", "1_Pooling/config.json", "task.json", "README.md", "SHA256SUMS",
@@ -34,11 +34,10 @@ TIMEOUT = 20.0  # seconds to wait for an answer about a model
 
 def fetch(repo: str, revision: str | None = None) -> Path:
     """The folder in the Hub's cache with the model ``repo`` at ``revision`` (a branch, a tag, a commit; main by
-    default). The folder's name is the commit. Where the Hub cannot be reached, a whole copy in the cache is taken, and
-    a warning says so.
+    default). The folder's name is the commit. If the Hub cannot be reached, a complete copy in the cache is used, with
+    a warning.
 
-    Every file that arrives is compared with the checksum that the Hub names. Weights come last, so a folder with all
-    weights is whole.
+    Every fetched file is compared with the Hub's checksum. Weights come last, so a folder with all weights is complete.
 
     Raises:
         ConfigError: not a name of a model, or no right to read it.
@@ -51,8 +50,8 @@ def fetch(repo: str, revision: str | None = None) -> Path:
     if constants.HF_HUB_OFFLINE:
         if (folder := _cached(repo, revision)) is None:
             raise DataError(
-                f"{name}: is not in the cache of models ({constants.HF_HUB_CACHE}), and HF_HUB_OFFLINE forbids to "
-                "fetch it; unset that, or give a folder"
+                f"{name}: is not in the cache of models ({constants.HF_HUB_CACHE}), and HF_HUB_OFFLINE forbids "
+                "fetching it; unset that, or give a folder"
             )
         return folder
     try:
@@ -67,7 +66,7 @@ def fetch(repo: str, revision: str | None = None) -> Path:
     for file in _wanted(list(files), name):
         known = _in_cache(repo, file, about.sha)
         try:
-            # That of the configuration is asked for by revision, which so is known to the cache.
+            # The configuration is requested by revision, so that the cache knows the revision.
             path = Path(hf_hub_download(repo, file, revision=revision if file == CONFIG else about.sha))
             if file == CONFIG and path.parent.name != about.sha:
                 path = Path(hf_hub_download(repo, file, revision=about.sha))
@@ -104,7 +103,7 @@ def _in_cache(repo: str, file: str, revision: str | None) -> Path | None:
 
     try:
         cached = try_to_load_from_cache(repo, file, revision=revision)
-    except ValueError:  # not a name, which the Hub's own answer says better
+    except ValueError:  # not a name; the Hub's own answer explains it better
         return None
     return Path(cached) if isinstance(cached, str) else None
 
@@ -125,10 +124,10 @@ def _cached(repo: str, revision: str | None) -> Path | None:
 
 
 def _check(path: Path, about: Any, name: str) -> None:
-    """Compare a file that has arrived with the Hub's record of it: SHA-256 of large files, git's SHA-1 of others.
+    """Compare a fetched file with the Hub's record: SHA-256 of large files, git's SHA-1 of others.
 
     Raises:
-        DataError: it differs; it is deleted.
+        DataError: it differs; the file is deleted.
     """
     with path.open("rb") as file:
         if about.lfs is not None:
@@ -142,7 +141,7 @@ def _check(path: Path, about: Any, name: str) -> None:
         path.unlink(missing_ok=True)
         raise DataError(
             f"{name}: {about.rfilename} arrived damaged (its {kind} is not the Hub's) and was deleted; run again to "
-            "fetch it anew"
+            "fetch it"
         )
 
 
@@ -151,11 +150,11 @@ def push(folder: Path, repo: str, *, private: bool) -> str:
     returns the commit's address.
 
     Args:
-        private: make it private; else it is what the account's settings say, which is public by default.
+        private: make it private; else the account's setting decides, which is public by default.
 
     Raises:
-        ConfigError: no token, no right to write there, or a public model that was to be private; nothing is uploaded.
-        DataError: the Hub cannot be reached, or breaks off.
+        ConfigError: no token, no write access, or an existing public model that should be private; nothing is uploaded.
+        DataError: the Hub cannot be reached, or the connection ends early.
     """
     from huggingface_hub import HfApi
 
@@ -179,7 +178,7 @@ def push(folder: Path, repo: str, *, private: bool) -> str:
 
 
 def check_push(repo: str) -> None:
-    """Refuse an upload that cannot work, before anything is converted for it.
+    """Refuse an upload that cannot work, before the model is converted.
 
     Raises:
         ConfigError: offline mode, or no token.
@@ -187,9 +186,9 @@ def check_push(repo: str) -> None:
     from huggingface_hub import constants, get_token
 
     if constants.HF_HUB_OFFLINE:
-        raise ConfigError(f"{repo}: HF_HUB_OFFLINE forbids to upload; unset it")
+        raise ConfigError(f"{repo}: HF_HUB_OFFLINE forbids uploading; unset it")
     if get_token() is None:
-        raise ConfigError(f"{repo}: uploading needs a token with the right to write; {LOG_IN}")
+        raise ConfigError(f"{repo}: uploading needs a token with write access; {LOG_IN}")
 
 
 # Errors ---------------------------------------------------------------------------------------------------------------
@@ -200,7 +199,7 @@ def _status(error: Exception) -> int | None:
 
 
 def _unreachable(error: Exception) -> bool:
-    """Whether the Hub gave no answer, or one that says nothing of the model."""
+    """Whether the Hub gave no answer, or one that says nothing about the model."""
     status = _status(error)
     return not isinstance(error, ValueError) and (status is None or status >= 500 or status == 429)
 
@@ -213,7 +212,7 @@ def _reason(error: Exception) -> str:
 def _explained(
     error: Exception, name: str, repo: str, file: str | None = None, *, writing: bool = False
 ) -> EncoderlabError:
-    """One line about what the library raised."""
+    """The library's error as one line."""
     from huggingface_hub import constants, errors
 
     status = _status(error)
@@ -229,9 +228,9 @@ def _explained(
     if isinstance(error, errors.RevisionNotFoundError):
         return DataError(f"{name}: the Hub has no such revision of {repo}; give a branch, a tag or a commit")
     if isinstance(error, errors.HFValidationError):
-        return ConfigError(f"{name}: is no name of a model ({_reason(error)}); give org/name, or a folder")
+        return ConfigError(f"{name}: is not a model name ({_reason(error)}); give org/name, or a folder")
     if status in (401, 403):
-        return ConfigError(f"{name}: the Hub refuses to give it ({_reason(error)}); {LOG_IN}")
+        return ConfigError(f"{name}: the Hub refuses access ({_reason(error)}); {LOG_IN}")
     what = "uploaded to" if writing else "fetched from"
     of = f"{file} " if file else ""
     again = "run again" if file is None else "run again to continue where it stopped"

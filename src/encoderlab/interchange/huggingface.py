@@ -39,7 +39,7 @@ NAME_TABLES = {
     "xlnet": name_tables.XLNET,
     "modernbert": name_tables.MODERNBERT,
 }
-USES = {  # the end of a class, and the Hub's word for what it does
+USES = {  # the ending of a class name, and the Hub's name of its task
     "ForSequenceClassification": "text-classification",
     "ForTokenClassification": "token-classification",
     "ForQuestionAnswering": "question-answering",
@@ -119,7 +119,7 @@ def save(model: Model, folder: str | os.PathLike[str], *, both_heads: bool = Fal
     if given_back:
         notes.append(
             f"{given_back} pruned heads of each layer are written as zeros, because {model_type} in transformers "
-            "has as many heads as fill the width; results are the same, the speed is that of all heads"
+            "cannot have fewer heads; results are the same, the speed is that of all heads"
         )
     lost = [
         head for head in ("lm", "pair", "pooler", "rtd") if getattr(model.config, head) and not getattr(config, head)
@@ -149,7 +149,7 @@ def save(model: Model, folder: str | os.PathLike[str], *, both_heads: bool = Fal
 
 
 def _metadata(config: ModelConfig, architecture: str) -> list[str]:
-    """The head of a model card, from which the Hub knows what the model is for."""
+    """The metadata of a model card, which tells the Hub the model's task."""
     masked = config.task is None and config.lm is not None and not config.encoder.causal
     use = next((use for ending, use in USES.items() if architecture.endswith(ending)), None)
     use = use or ("fill-mask" if masked else "feature-extraction")
@@ -176,8 +176,8 @@ def _count_from_padding(
 
 
 def _all_heads(config: ModelConfig, weights: dict[str, Tensor]) -> tuple[ModelConfig, dict[str, Tensor], int]:
-    """A model whose heads were pruned, with heads of zeros in their places where ``transformers`` wants as many as fill
-    the width; and how many these are.
+    """A model with zeros for pruned heads, because ``transformers`` computes the number of heads from the width; and
+    the number of these heads.
     """
     encoder = config.encoder
     missing, rest = divmod(encoder.width - encoder.heads * encoder.key_width, encoder.key_width)
@@ -204,7 +204,7 @@ def _for_task(config: ModelConfig, weights: dict[str, Tensor]) -> tuple[ModelCon
 def _fit_tokenizer(path: Path, config: ModelConfig) -> None:
     """Write into the tokenizer's configuration the model's longest input, and whether it has segments.
 
-    DeBERTa accepts more than its span of distances, but computes something else there than it does here.
+    DeBERTa in ``transformers`` accepts rows longer than its span of distances, but computes other results than ours.
     """
     encoder, data = config.encoder, read_json(path)
     longest = encoder.max_length or getattr(encoder.position, "span", None)
@@ -216,7 +216,7 @@ def _fit_tokenizer(path: Path, config: ModelConfig) -> None:
 
 
 def _additions(config: ModelConfig, model_type: str) -> dict[str, Tensor]:
-    """Tensors that ``transformers`` has and we lack, with values that change nothing."""
+    """Tensors that only ``transformers`` has, with values that have no effect."""
     encoder = config.encoder
     more = {}
     if isinstance(encoder.position, Absolute) and not encoder.types and model_type != "distilbert":

@@ -28,9 +28,10 @@ UNNAMED = ("albert", "xlnet", "roberta")  # families whose vocabulary files do n
 def load(path: str | os.PathLike[str], *, allow_missing: bool = False) -> Model:
     """Load the model at ``path``: a folder of encoderlab, a run folder (its ``model/``), or a Hugging Face folder.
 
-    Or of the model of that name, installed or of the Hugging Face Hub (:func:`encoderlab.interchange.places.resolve`).
-    Of two networks that were trained together, the discriminator is loaded. ``allow_missing``: encoder weights that a
-    Hugging Face folder lacks get random values instead of an error.
+    ``path`` may also be the name of a model, installed or of the Hugging Face Hub
+    (:func:`encoderlab.interchange.places.resolve`). Of two networks that were trained together, the discriminator is
+    loaded. With ``allow_missing``, missing encoder weights of a Hugging Face folder get random values instead of an
+    error.
 
     Raises:
         DataError: the folder is missing, damaged, or of an unsupported kind.
@@ -53,8 +54,7 @@ def load(path: str | os.PathLike[str], *, allow_missing: bool = False) -> Model:
         read_json(folder / "model" / "config.json")  # refuses a damaged one
     if (folder / "checkpoints").is_dir():
         raise DataError(
-            f"{folder}: is a run that is not finished; finish it, or take its newest checkpoint: "
-            f"encoderlab convert {folder} OUT"
+            f"{folder}: is an unfinished run; finish it, or take its newest checkpoint: encoderlab convert {folder} OUT"
         )
     if folder.resolve().parent.name == "checkpoints":
         raise DataError(f"{folder}: is a checkpoint, not a model; run: encoderlab convert {folder} OUT")
@@ -77,8 +77,10 @@ def is_pair(folder: Path) -> bool:
 
 
 def read_pair(folder: Path, *, allow_missing: bool = False) -> Models:
-    """Read ``generator/`` and ``discriminator/``, in our format or Hugging Face's. ELECTRA and ConvBERT share equal
-    embeddings again; where they differ, each network has its own, which a warning says.
+    """Read ``generator/`` and ``discriminator/``, in our format or Hugging Face's.
+
+    In ELECTRA and ConvBERT, equal embeddings become shared again; if they differ, each network has its own, with a
+    warning.
     """
     models = {part: load(folder / part, allow_missing=allow_missing) for part in ("generator", "discriminator")}
     generator, discriminator = models["generator"], models["discriminator"]
@@ -88,7 +90,7 @@ def read_pair(folder: Path, *, allow_missing: bool = False) -> Models:
         names = [name for name in own if not name.startswith("map.")]
         differ = [name for name in names if name not in others or not torch.equal(own[name], others[name])]
         if differ:
-            log.warning("%s: generator and discriminator have embeddings of their own (%s)", folder, ", ".join(differ))
+            log.warning("%s: generator and discriminator have separate embeddings (%s)", folder, ", ".join(differ))
             return models
         one.words, one.positions, one.types, one.norm = two.words, two.positions, two.types, two.norm
     return models

@@ -321,7 +321,7 @@ CONVBERT = NameTable(
 
 def electra_tf(*, generator: bool, alone: bool = False, embeddings: str = "electra") -> NameTable:
     """The generator or the discriminator in a checkpoint of ELECTRA or ConvBERT, or its only network (``alone``), which
-    may have the heads of both; what belongs to the other network is ignored.
+    may have the heads of both; tensors of the other network are ignored.
 
     ``embeddings``: the scope of its embeddings, which the two networks share unless they were untied.
     """

@@ -1,6 +1,6 @@
-"""Where a model lies: a folder, a model that comes with the package, or one of the Hugging Face Hub.
+"""The place of a model: a folder, a model that comes with the package, or one of the Hugging Face Hub.
 
-:func:`resolve` is the one function that every verb and every reader of models asks.
+Every verb and every reader of models uses :func:`resolve`.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _COMMITS: dict[str, str] = {}
 
 
 def resolve(place: str | os.PathLike[str], *, run: Path | None = None) -> Path:
-    """The folder that ``place`` means, of which the first is taken that there is:
+    """The folder of the model ``place``, the first of these that exists:
 
-    1. a file or folder, also at a URL, which is fetched; a folder that has the name of a model elsewhere wins, and a
-       line says so;
+    1. a file or folder, also at a URL, which is fetched; a folder with the name of a model elsewhere takes precedence,
+       with a note;
     2. the name of a model that is installed with encoderlab (:func:`installed`);
     3. ``org/name`` or ``org/name@revision`` of the Hugging Face Hub, which is fetched
-       (:func:`encoderlab.interchange.hub.fetch`). Without a revision, ``org/name`` is a folder that is missing where a
-       folder ``org`` lies here.
+       (:func:`encoderlab.interchange.hub.fetch`). Without a revision, ``org/name`` counts as a missing folder if there
+       is a folder ``org``.
 
     Args:
-        run: the run folder that is resumed, if it is there: of the Hub, the commit that it began with is taken.
+        run: the run folder to resume; a model of the Hub is then read at the commit that the run began with.
 
     Raises:
         DataError, ConfigError: there is none of them.
@@ -68,7 +68,7 @@ def resolve(place: str | os.PathLike[str], *, run: Path | None = None) -> Path:
     revision = match["revision"]
     if run is not None and (commit := _first(run).get(name)) is not None:
         if revision != commit:
-            log.info("%s is taken at %s, the commit that %s began with", name, commit, run)
+            log.info("%s is read at %s, the commit that %s began with", name, commit, run)
         revision = commit
     folder = hub.fetch(match["repo"], revision)
     _COMMITS[name] = folder.name
@@ -77,7 +77,7 @@ def resolve(place: str | os.PathLike[str], *, run: Path | None = None) -> Path:
 
 def pin(place: str, run: Path) -> str:
     """``place`` with its commit, ``org/name@COMMIT``, if it is a name of the Hub: the commit that ``run`` began with,
-    if that folder exists, else today's. Another place stays as it is.
+    if that folder exists, else the current one. Other places are unchanged.
     """
     match = _HUB_NAME.fullmatch(Path(place).as_posix())
     if match is None or os.path.exists(place):
@@ -93,7 +93,7 @@ def pin(place: str, run: Path) -> str:
 
 
 def commits() -> dict[str, str]:
-    """The commit of every model that this process took from the Hub, by the name it was asked for."""
+    """The commit of every model that this process read from the Hub, by the name in the request."""
     return dict(_COMMITS)
 
 
@@ -105,20 +105,20 @@ def installed() -> dict[str, Path]:
 
 
 def _first(run: Path) -> dict[str, str]:
-    """The commits that the first sessions of a run folder, or of the runs within it, wrote down."""
+    """The commits that the first sessions of a run folder, or of the runs within it, recorded."""
     pinned: dict[str, str] = {}
     for path in sorted(run.rglob(PROVENANCE)):
         try:
             pinned = json.loads(path.read_bytes())["sessions"][0].get("models", {}) | pinned
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
-            continue  # who resumes the run says that it is damaged
+            continue  # resuming the run reports the damage
     return pinned
 
 
 @functools.cache
 def _say_folder_wins(name: str) -> None:
-    """A folder here may hide a model of the same name: one that is installed, or one of the Hub, if it looks as those
-    do; folders of this project's own do not.
+    """Print a note if a folder may hide a model of the same name: an installed one, or one of the Hub if the folder
+    looks like a download; folders of this project do not.
     """
     if name in installed():
         log.info("%s: the folder of that name is read, not the model that comes with encoderlab", name)

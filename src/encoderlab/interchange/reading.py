@@ -1,4 +1,4 @@
-"""Models from configurations and weights that were read, and the model folders of our own. Never pickle."""
+"""Fill models with configurations and weights, and read model folders in our format. Never pickle."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def shapes(model: Model) -> dict[str, torch.Size]:
 
 
 def check_depth(config: ModelConfig, weights: int, source: Path) -> None:
-    """Refuse a configuration with more layers than weights: making a billion layers from a damaged file would not end.
+    """Refuse a configuration with more layers than weights: a damaged file could ask for a billion layers.
 
     Raises:
         DataError: more blocks than weights, although each block has several.
@@ -109,7 +109,7 @@ def fill(model: Model, state: dict[str, Tensor], source: Path) -> None:
     kinds = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in state.values()})
     if len(kinds) > 1:
         raise DataError(f"{source}: weights of {' and '.join(kinds)}, expected one precision; restore the folder")
-    if kinds in (["bfloat16"], ["float16"]):  # a way to store weights, in which few processors compute well
+    if kinds in (["bfloat16"], ["float16"]):  # a format for storage; few processors compute well in it
         state = {name: tensor.float() for name, tensor in state.items()}
     model.load_state_dict(state, strict=False, assign=True)
     for parameter in model.parameters():

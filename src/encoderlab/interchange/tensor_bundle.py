@@ -177,7 +177,7 @@ def _read_table(path: Path) -> dict[bytes, bytes]:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+        raise DataError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
     if len(data) < FOOTER_BYTES or int.from_bytes(data[-8:], "little") != MAGIC:
         raise DataError(f"{path}: not a TensorFlow checkpoint index, or a truncated one; copy it again")
     try:

@@ -1,6 +1,6 @@
 """Checkpoints of the original TensorFlow code: BERT, ALBERT, ELECTRA, ConvBERT, XLNet and Transformer-XL.
 
-Where ``transformers`` computes something else from the same weights, we follow the original: BERT's GELU is the tanh
+If ``transformers`` computes other results from the same weights, we follow the original: BERT's GELU is the tanh
 form, ConvBERT's heads are ``width / heads`` wide for every head ratio.
 """
 
@@ -119,7 +119,7 @@ def _read_electra(tensors: Mapping[str, Tensor], source: Path, *, allow_missing:
     """Both networks of a checkpoint, or one.
 
     A checkpoint with only the discriminator gives one network, as does a network that was trained as both and has both
-    heads. The number of heads, which shapes do not tell, may be given in ``generator_config.json`` and
+    heads. The number of heads, which shapes do not show, may be given in ``generator_config.json`` and
     ``discriminator_config.json``.
     """
     models: Models = {}

@@ -36,7 +36,7 @@ def read_config(fields: Fields, *, eps: float) -> ModelConfig:
     data.setdefault("untie_r", False)
     data.setdefault("clamp_len", -1)
     data.setdefault("layer_norm_epsilon", eps)
-    untied, tied = fields.switch("not_tied", False), fields.take("tied", None)  # the script makes the latter of it
+    untied, tied = fields.switch("not_tied", False), fields.take("tied", None)  # the script converts it to the latter
     if untied or tied is False:
         data["tie_weight"] = False
     if data.pop("adaptive", True) is False:

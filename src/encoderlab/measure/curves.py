@@ -1,4 +1,4 @@
-"""The data inside a page, as JSON has it."""
+"""The data inside a page, as values for JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from encoderlab.measure.report import Metric, Report, Run
 
-MAX_POINTS = 500  # per curve: what a screen can show; keeps a page of many runs below a megabyte
+MAX_POINTS = 500  # per curve, as many as a screen can show; keeps a page of many runs below a megabyte
 
 
 def curve_data(metrics: Sequence[Metric], strips: Sequence[Metric], runs: Sequence[Run]) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def curve_data(metrics: Sequence[Metric], strips: Sequence[Metric], runs: Sequen
 
 
 def page_data(report: Report) -> dict[str, Any]:
-    """The data that the page's script draws, and what a reader may copy."""
+    """The data that the page's script draws, and readers may copy."""
     return {
         "title": report.title,
         "verdict": report.verdict,
@@ -85,7 +85,7 @@ def _running_mean(values: Sequence[float | None], reach: int) -> list[float | No
 
 
 def _number(value: Any) -> float | None:
-    """A finite number, or None: a diverged run still gets its page."""
+    """A finite number, or None, so that a diverged run still gets its page."""
     if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
         return float(value)
     return None

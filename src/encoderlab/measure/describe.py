@@ -18,7 +18,7 @@ from encoderlab.models.base import ModelConfig
 class Node:
     """A part of the model.
 
-    Its name, the shapes of its own tensors, parameters with all below it, and how often it repeats.
+    Its name, the shapes of its own tensors, its parameters with those of its parts, and how often it repeats.
     """
 
     name: str
@@ -95,5 +95,5 @@ def _node(name: str, module: nn.Module, seen: set[int]) -> Node:
 
 
 def _parts(node: Node) -> tuple[Any, ...]:
-    """What numbered neighbours that are listed once have in common."""
+    """What numbered neighbours have in common that are shown as one."""
     return node.shapes, node.parameters, [(child.name, child.shapes) for child in node.children]

@@ -15,7 +15,7 @@ from encoderlab.objectives.distill import DistillSettings
 from encoderlab.train.precision import widened
 from encoderlab.train.recipe import Phase, Recipe
 
-SHARE = 0.5  # of the measured matrix-multiply rate that a run reaches on average; the rest is bandwidth
+SHARE = 0.5  # share of the measured matrix-product rate that a run reaches on average; the rest is memory bandwidth
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +36,8 @@ class Estimate:
 def estimate(recipe: Recipe) -> Estimate:
     """Parameters, FLOPs, memory and time of ``recipe`` here; takes a second, as the machine's rate is measured.
 
-    Rows are taken to be full. Memory is that of the largest phase with all of a batch's rows at once, in single
-    precision with our kernels. A distillation's teacher counts where the recipe names its folder.
+    Rows count as full. Memory is that of the largest phase with all of a batch's rows at once, in single
+    precision with our kernels. A distillation's teacher counts if the recipe names its folder.
     """
     networks = {"model": recipe.model} | ({} if recipe.generator is None else {"generator": recipe.generator})
     teacher = None

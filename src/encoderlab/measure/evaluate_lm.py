@@ -35,7 +35,7 @@ from encoderlab.train.tally import measure
 
 
 class MeasuredText(Documents, Protocol):
-    """A corpus that knows how many bytes of text its tokens stand for."""
+    """A corpus with the number of bytes of its text."""
 
     @property
     def num_bytes(self) -> int: ...
@@ -43,12 +43,12 @@ class MeasuredText(Documents, Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class LMProtocol:
-    """How a text is read.
+    """The settings of reading a text.
 
     Args:
         window: tokens that are read at a time.
         memory: how many earlier states a window sees.
-        same_length: each token sees exactly ``memory`` keys, wherever it stands in its window.
+        same_length: each token sees exactly ``memory`` keys, wherever it is in its window.
         clamp: larger distances count as this one; 0 for no limit.
         streams: parts of the text that are read side by side, each starting without memory.
         separator: documents end with a token that is predicted too.
@@ -64,7 +64,7 @@ class LMProtocol:
 
 @dataclass(frozen=True, kw_only=True)
 class LMScore:
-    """``nats`` lost over ``tokens`` predicted tokens, which stand for ``size`` bytes of text."""
+    """The loss ``nats`` over ``tokens`` predicted tokens, which are ``size`` bytes of text."""
 
     nats: float
     tokens: int
@@ -92,7 +92,7 @@ def evaluate_lm(model: Model, text: MeasuredText, protocol: LMProtocol = LMProto
     The first token of each stream is given, not predicted, and fewer than ``streams`` tokens at the end are left out.
 
     Raises:
-        ConfigError: the model is no left-to-right one, or has no positions that allow memory or clamping.
+        ConfigError: the model is not left-to-right, or its positions do not allow memory or clamping.
         DataError: the text is too short for so many streams.
     """
     tokenizer = tokenizer_of(model)
@@ -116,10 +116,10 @@ def evaluate_lm(model: Model, text: MeasuredText, protocol: LMProtocol = LMProto
 
 
 def clamped(model: Model, clamp: int) -> Model:
-    """The model, on the same weights, with distances limited to ``clamp``; 0 leaves it as it is.
+    """The model, with the same weights, with distances limited to ``clamp``; 0 leaves it unchanged.
 
     Raises:
-        ConfigError: the model's distances are no sinusoids.
+        ConfigError: the model's distances are not sinusoids.
     """
     position = model.config.encoder.position
     if not clamp or isinstance(position, RelativeShift) and position.clamp == clamp:
@@ -134,7 +134,7 @@ def clamped(model: Model, clamp: int) -> Model:
 # Relative effective context length -----------------------------------------------------------------------------------
 
 STEP = 100  # tokens by which contexts are lengthened
-TOKENS_AT_ONCE = 8192  # that states are computed of, where each position has a context of its own
+TOKENS_AT_ONCE = 8192  # tokens per batch of positions, each with its own context
 Losses = Callable[[int], np.ndarray]
 """Context length -> loss (T,) in nats of each of the same positions, given that many tokens before it."""
 
@@ -175,7 +175,7 @@ def relative_effective_context(
     most: int = 1000,
     threshold: float = 0.01,
 ) -> dict[str, int]:
-    """The context length of each model from which on more context no longer helps, measured within a group of models
+    """The context length of each model beyond which more context no longer helps, relative to a group of models
     (Dai et al., 2019, appendix C).
 
     With l_i(c, t) the loss of model i at position t given c tokens, and the baseline b(c, t) = min_i l_i(c, t), model i

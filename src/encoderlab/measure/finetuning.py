@@ -1,7 +1,7 @@
 """Read folders of fine-tuning: the scores of a protocol, the runs of its seeds, and their mistakes.
 
-Everything is read from files whose hashes the runs recorded; what is not as it was written is refused. The other files
-of the runs, weights among them, are compared with their hashes too (1 to 2 s per GB), and a change is logged.
+Everything is read from files whose hashes the runs recorded; changed files are refused. The other files of the runs,
+weights among them, are also compared with their hashes (1 to 2 s per GB), and a change is logged.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ REMEDY = "run the command of the fine-tuning again, which makes it again"
 
 @dataclass(frozen=True, kw_only=True)
 class SeedRun:
-    """The run of one seed. ``record`` is its ``score.json``, empty where it did not end; ``scores`` are by split and
-    metric, none where it did not end or is not counted; ``train`` and ``valid`` are its metrics; ``analysis`` is by
+    """The run of one seed. ``record`` is its ``score.json``, empty if it did not end; ``scores`` are by split and
+    metric, none if it did not end or is not counted; ``train`` and ``valid`` are its metrics; ``analysis`` is by
     split; ``sessions`` are those of its provenance.
     """
 
@@ -49,7 +49,7 @@ class SeedRun:
 @dataclass(frozen=True, kw_only=True)
 class Finetuning:
     """The results of a protocol for one task: ``record`` is its ``score.json``, ``fresh`` the results with fresh
-    weights, if they were asked for.
+    weights (``--scratch``), if there are any.
     """
 
     folder: Path
@@ -103,7 +103,7 @@ def read(folder: Path) -> Finetuning:
     """The fine-tuning of one task.
 
     Raises:
-        DataError: a file is missing or is not what was written.
+        DataError: a file is missing or has changed.
     """
     record = record_of(folder)
     if record is None:
@@ -120,7 +120,7 @@ def read(folder: Path) -> Finetuning:
 
 
 def _seed_run(seed: str, entry: Mapping[str, Any], folder: Path) -> SeedRun:
-    """The run of one seed, as far as it got: a seed that diverged has metrics and no score."""
+    """The run of one seed; a seed that diverged has metrics but no score."""
     score = folder / SCORE_FILE
     record = read_signed(score, REMEDY) if score.exists() or "scores" in entry else {}
     shown = {METRICS, PROVENANCE, *(analysis_file(split) for split in record.get("scores", {}))}

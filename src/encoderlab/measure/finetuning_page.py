@@ -30,7 +30,7 @@ from encoderlab.train.units import duration, quantity
 
 MATRIX = 12  # classes of a confusion matrix; of more, the most frequent confusions are listed
 MISTAKES = 20  # that are shown
-COUNTS = ("total", "threshold")  # how names of scores end that are none
+COUNTS = ("total", "threshold")  # endings of entries that are not scores
 POINTS = 60  # of a curve of several seeds
 SPLITS = {"dev": "Development set", "test": "Test set"}
 
@@ -49,7 +49,7 @@ def write(folders: Sequence[Path], path: Path, *, title: str | None = None) -> P
     """Write the page about the fine-tunings in ``folders``, atomically.
 
     Raises:
-        ConfigError, DataError: a folder is given twice, holds something else, or is damaged.
+        ConfigError, DataError: a folder is given twice, is not a fine-tuning, or is damaged.
     """
     page = make(folders, title=title)
     write_text(path, page.html)
@@ -331,7 +331,7 @@ def _classes(analyses: Sequence[Analysis]) -> dict[str, Any] | None:
 
 
 def _matrix(confusion: Sequence[tuple[str, str, int]]) -> dict[str, Any] | None:
-    """The confusion matrix with its shading, or of many classes the most frequent confusions."""
+    """The confusion matrix with its shading, or for many classes the most frequent confusions."""
     if not confusion:
         return None
     labels = list(dict.fromkeys(sorted({label for gold, guess, _ in confusion for label in (gold, guess)})))
@@ -482,7 +482,7 @@ def _several(runs: Mapping[str, Sequence[Finetuning]], title: str | None) -> Pag
                 groups.setdefault(key, []).append((called, one))
     alike = [(task, metric) for task, metric, _ in groups]
     notes = [
-        f"{task}: the development data of these runs differ, so their scores do not compare."
+        f"{task}: the development data of these runs differ, so their scores cannot be compared."
         for task, metric in dict.fromkeys(alike)
         if alike.count((task, metric)) > 1
     ]

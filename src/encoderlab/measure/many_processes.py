@@ -1,9 +1,9 @@
 """A model of training with many processes: the time of a step, and of a run.
 
 Averaging S bytes over N processes in a ring takes ``2 (N - 1) / N * S / bandwidth + 2 (N - 1) * latency``. Gradients
-travel in buckets, one after another, each as soon as the backward pass has filled it, so that a step ends with the
-later of computing and the last bucket, and the update. ``encoderlab bench scaling`` measures the constants, and checks
-the model at a slow link; docs/scaling.md says where it stops being true.
+are sent in buckets, one after another, each as soon as the backward pass has filled it. So a step takes until both the
+backward pass and the last bucket are done, plus the update. ``encoderlab bench scaling`` measures the constants, and
+checks the model at a slow link; docs/scaling.md names its limits.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Step:
     Args:
         buckets: of each bucket of gradients, when it is filled, counted from the start of the step, and its bytes.
         computed: when the backward pass ends.
-        update: how long the optimiser takes after that.
+        update: the time of the optimiser after that.
     """
 
     buckets: Sequence[tuple[float, int]]
@@ -88,7 +88,7 @@ def forecast(recipe: Recipe, processes: int, machine: Machine) -> Forecast:
         raise ConfigError(f"a forecast needs a budget in steps, not in {recipe.budget.unit}")
     smallest = min(phase.rows for phase in recipe.phases)
     if smallest < processes:
-        raise ConfigError(f"a batch of {smallest} rows is too small for {processes} processes")
+        raise ConfigError(f"a batch of {smallest} rows is too small for {processes} processes; give fewer")
     seconds, alone = (
         sum(
             recipe.budget.amount * phase.share * _step(recipe, phase, count, machine).seconds(machine.link, count)

@@ -1,6 +1,6 @@
 """The content of a page about pretraining: curves, guesses before and after, scores over seeds, cost, provenance.
 
-This module knows nothing of runs or models; :mod:`encoderlab.measure.html_page` makes the page.
+This module does not depend on runs or models; :mod:`encoderlab.measure.html_page` makes the page.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Tile = tuple[str, str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A quantity with a curve. ``kind`` is how its values are written: ``number`` or ``percent``."""
+    """A quantity with a curve. ``kind`` is the format of its values: ``number`` or ``percent``."""
 
     key: str
     label: str
@@ -57,8 +57,8 @@ class MethodScores:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskScores:
-    """A fine-tuning task. ``compare`` names two methods: the first minus the second, paired by seed, is judged, and
-    ``by`` says what the difference is due to.
+    """A fine-tuning task. ``compare`` names two methods: the verdict is about the first minus the second, paired by
+    seed, and ``by`` names the cause of the difference.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Report:
 
     ``findings`` are the doctor's, as mappings of their fields and ``seeds``. ``tiles`` are the key numbers of one run,
     ``compared`` those of several; ``tokenizer``, ``costs`` and ``provenance`` are tables of name and value; ``limits``
-    are sentences about what the numbers do not show.
+    are sentences about the limits of the numbers.
     """
 
     title: str
@@ -138,7 +138,7 @@ def difference(task: TaskScores) -> tuple[float, float] | None:
 
 
 def columns(compared: Mapping[str, Sequence[Tile]]) -> tuple[list[str], dict[str, list[str]]]:
-    """The labels of the key numbers of several runs, and those of each run at its end, a dash where it has none."""
+    """The labels of the key numbers of several runs, and the final numbers of each run, a dash for a missing one."""
     head = list(dict.fromkeys(label for tiles in compared.values() for label, _, _ in tiles))
     values = {run: {label: value.split(" → ")[-1] for label, value, _ in tiles} for run, tiles in compared.items()}
     return head, {run: [values[run].get(label, "–") for label in head] for run in compared}

@@ -31,8 +31,8 @@ STRIPS = (
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """The files of one run folder: its recipe, its metrics lines, and where it came from. ``diverged`` is the step
-    after which the gradient was not finite.
+    """The files of one run folder: its recipe, its metrics lines, and its provenance. ``diverged`` is the step after
+    which the gradient was not finite.
     """
 
     folder: Path
@@ -59,7 +59,7 @@ def read_run(folder: Path) -> RunRecord:
     """Read ``recipe.json``, ``metrics.jsonl`` and ``provenance.json`` of a run folder.
 
     Raises:
-        DataError: there is no run, or a file of it is broken.
+        DataError: there is no run, or one of its files is damaged.
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder; give a run folder")
@@ -88,8 +88,8 @@ def lines_by_split(path: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def metrics(records: Sequence[RunRecord], references: Sequence[tuple[str, float]] = ()) -> list[Metric]:
-    """The curves that the runs have, the losses of their main terms first; ``references`` are drawn with these. What is
-    only counted (the share of masked tokens that were replaced) has a loss of zero, which is left out.
+    """The curves of the runs, the losses of their main terms first; ``references`` are drawn with these. Terms that are
+    only counted (the share of masked tokens that were replaced) have a loss of zero, which is left out.
     """
     lines = [line for record in records for line in (*record.train, *record.valid)]
     keys = list(dict.fromkeys(key for line in lines for key in line))
@@ -132,8 +132,8 @@ def references(records: Sequence[RunRecord], counts: np.ndarray | None) -> list[
 
 
 def count_parameters(model: Path) -> int | None:
-    """Parameters stored in a model folder, of two networks the discriminator's, from the header of its weights; None
-    where there is none.
+    """Parameters in a model folder, from the header of its weights; of two networks the discriminator's; None without a
+    model.
     """
     places = (folder / "model.safetensors" for folder in (model, model / "discriminator"))
     path = next((place for place in places if place.exists()), None)
@@ -173,7 +173,7 @@ def machine(hardware: Mapping[str, Any]) -> str:
 
 
 def versions(session: Mapping[str, Any]) -> str:
-    """The versions of the packages that a session ran with."""
+    """The versions of a session's packages."""
     return ", ".join(f"{name} {version}" for name, version in session.get("versions", {}).items())
 
 
@@ -221,10 +221,10 @@ def names(folders: Sequence[Path]) -> list[str]:
 
 
 def comparison(records: Mapping[str, RunRecord]) -> str:
-    """Which run is best on held-out text: by bits per byte, which do not depend on the tokenizer, if all runs predict
-    the same text. Runs that diverged are named.
+    """Which run is best on held-out text, by bits per byte, which do not depend on the tokenizer, if all runs have the
+    same kind of prediction. Diverged runs are named.
     """
-    words = f"{len(records)} runs, which have no bits per byte of one objective to be ranked by."
+    words = f"{len(records)} runs, not ranked: they have no bits per byte of the same objective."
     ends = {name: held[-1] for name, record in records.items() if (held := _bits(record))}
     if len(ends) > 1 and len({asked(records[name]) for name in ends}) == 1:
         least = min(ends.values())
@@ -238,14 +238,15 @@ def comparison(records: Mapping[str, RunRecord]) -> str:
 
 
 def asked(record: RunRecord) -> str:
-    """The prediction problem of the run, as text. Bits compare only within one problem: with more hidden, the same
-    model needs more bits."""
+    """The prediction problem of the run, as text. Bits are comparable only within one problem: with more masked tokens,
+    the same model needs more bits.
+    """
     objective = record.recipe.get("objective", {})
     return json.dumps([record.term, *(objective.get(name) for name in ("kind", "masking", "targets"))], sort_keys=True)
 
 
 def outcome(record: RunRecord) -> str:
-    """One sentence: how far the run came, and its result on held-out text."""
+    """One sentence: the tokens and time of the run, and its result on held-out text."""
     name = record.recipe.get("name") or record.folder.resolve().name
     failed = f"{name} diverged after step {record.diverged}: its gradient was not finite."
     if not record.train:
@@ -305,7 +306,7 @@ def costs(record: RunRecord) -> dict[str, str]:
 
 
 def _numbers(lines: Sequence[Mapping[str, Any]], key: str) -> list[float]:
-    """The values of a key, where it is a number."""
+    """The numeric values of a key."""
     return [line[key] for line in lines if is_number(line.get(key))]
 
 

@@ -27,7 +27,7 @@ class ModelConfig(Bounded):
         mask_vector: whether it has XLNet's learned vector that starts the query stream.
         task: the head of a fine-tuned model.
         labels: of the task, in the order of the head's scores.
-        model_type: what ``transformers`` calls it, where it differs from its family in its tokenizer alone.
+        model_type: its name in ``transformers``, if it differs from its family only in the tokenizer.
 
     Raises:
         ConfigError: a pair head without a pooler, or a ``model_type`` of another family.
@@ -48,10 +48,12 @@ class ModelConfig(Bounded):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.model_type is not None and self.family != "roberta":
-            raise ConfigError(f"model_type {self.model_type} is of RoBERTa, the family is {self.family}; leave it out")
+            raise ConfigError(
+                f"model_type {self.model_type} belongs to RoBERTa, and the family is {self.family}; leave it out"
+            )
         if self.lm is not None and self.lm.next_token and (self.mask_decoder or self.mask_vector):
             raise ConfigError(
-                "a query stream stands at the predicted token, an LM head with next_token reads the one before; "
+                "a query stream is at the predicted token, but an LM head with next_token reads the one before; "
                 "set lm.next_token to false, or mask_decoder to 0 and mask_vector to false"
             )
         if self.pair and self.pooler is None:

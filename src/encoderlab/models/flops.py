@@ -109,8 +109,8 @@ def training(config: ModelConfig, length: int, *, predicted: float = 0.15, memor
 def spared(config: ModelConfig, length: int, *, predicted: float) -> float:
     """Operations per token that a forward pass saves when the loss needs only the ``predicted`` tokens.
 
-    They are the last layer's queries, output map and feed-forward at the other places. 0 if a convolution reads those,
-    or if :func:`forward` counts a query stream instead.
+    These are the last layer's queries, output map and feed-forward at the other places. 0 if a convolution reads those
+    places, or if :func:`forward` counts a query stream instead.
     """
     encoder = config.encoder
     if encoder.conv is not None or config.mask_decoder or config.mask_vector or config.lm is None:

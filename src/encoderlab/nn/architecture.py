@@ -1,4 +1,4 @@
-"""What determines an encoder: its sizes and the types of its parts. Defaults are BERT-base.
+"""The configuration of an encoder: its sizes and the types of its parts. Defaults are BERT-base.
 
 The letters of shapes are those of :mod:`encoderlab.nn.encoder`.
 """
@@ -30,7 +30,7 @@ class Sharing(Bounded):
     Args:
         groups: number of different sets of weights.
         inner: number of blocks in a group; each layer of the group runs all of them. More than 1 needs both ``parts``.
-        parts: the shared parts; every layer has its own weights for a part that is not named.
+        parts: the shared parts; for other parts every layer has its own weights.
 
     Raises:
         ConfigError: unknown or repeated parts, or several inner blocks that share only one part.
@@ -195,12 +195,12 @@ class EncoderConfig(Bounded):
 
     @property
     def attention_heads(self) -> int:
-        """Number of heads that attend: all heads, or those that a convolution does not replace."""
+        """Number of attention heads: all heads, except those that a convolution replaces."""
         return self.heads if self.conv is None else kept_heads(self.heads, self.conv.head_ratio)
 
     @property
     def conv_branch(self) -> Branch | None:
-        """The convolution next to attention; None where all heads attend or heads are only left out
+        """The convolution next to attention; None if all heads attend or heads are only left out
         (:class:`Bottleneck`).
         """
         return None if isinstance(self.conv, Bottleneck) else self.conv

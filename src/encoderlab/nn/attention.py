@@ -41,7 +41,7 @@ class Attention(nn.Module):
     """Multi-head attention (Vaswani et al., 2017, section 3.2) with the parts that a family adds.
 
     Queries come from ``x`` (B, L, D). Keys and values come from ``source`` (B, M, D): x itself, memory and x, or the
-    stored states of a query stream. ``source`` may also be keys and values (:class:`Keyed`). Where queries, keys and
+    stored states of a query stream. ``source`` may also be keys and values (:class:`Keyed`). If queries, keys and
     values have the same source, one matrix product computes all three. ``heads`` counts the heads that attend; with
     ``conv``, as many channels convolve next to them. The block multiplies the outputs of each head with
     ``head_scale``, if there is one. Costs memory of O(L) per head with a kernel, O(L M) without.
@@ -123,8 +123,8 @@ class Attention(nn.Module):
         """The weight that every head gives to every key, (B, H, L, M), without dropout.
 
         First the probabilities of attention heads, whose rows add up to 1, then the kernels of convolution heads laid
-        out over the keys. Computed as the heads' outputs when the values are the identity matrix, because outputs are
-        linear in the values; masks, positions and windows are those of :meth:`forward`. Costs memory for every pair of
+        out over the keys. Outputs are linear in the values, so the weights are the outputs for values that are the
+        identity matrix; masks, positions and windows are those of :meth:`forward`. Costs memory for every pair of
         query and key.
         """
         query, key, value = self._project(x, source)
@@ -161,7 +161,7 @@ class Attention(nn.Module):
 
     @staticmethod
     def _rotated(q: Tensor, k: Tensor, scope: Scope) -> tuple[Tensor, Tensor]:
-        """Queries and keys, turned by rotary positions if the scope has them."""
+        """Queries and keys, rotated by rotary positions if the scope has them."""
         if scope.rotation is None:
             return q, k
         return rotate(q, scope.query_rotation(q.shape[2])), rotate(k, scope.rotation)

@@ -33,7 +33,7 @@ class Adaptive(Bounded):
         tied_tables: whether the output reads the tables of the input, or has its own.
 
     Raises:
-        ConfigError: cut-offs do not rise.
+        ConfigError: cut-offs are not increasing.
     """
 
     cutoffs: tuple[int, ...]
@@ -45,7 +45,8 @@ class Adaptive(Bounded):
         super().__post_init__()
         if any(stop <= start for start, stop in itertools.pairwise((0, *self.cutoffs))):
             raise ConfigError(
-                f"adaptive cut-offs {list(self.cutoffs)} do not rise; give ids above 0, each larger than the one before"
+                f"adaptive cut-offs {list(self.cutoffs)} are not increasing; give ids above 0, each larger than "
+                "the one before"
             )
 
     def sizes(self, vocab: int) -> list[tuple[int, int]]:

@@ -158,7 +158,7 @@ class Block(nn.Module):
         return self._join(change, bias, x, self.feed_forward_norm, self.output_dropout, seeds, FF_OUTPUT), keyed
 
     def _predicted(self, x: Tensor, scope: Scope) -> Tensor | None:
-        """The output without gradient from one call, where the weights are packed and the kernel knows all parts."""
+        """The output without gradient from one call, if the weights are packed and the kernel supports all parts."""
         attention, ff = self.attention, self.feed_forward
         if not (isinstance(attention.qkv, Packed) and isinstance(ff.up, PackedLinear)) or torch.is_grad_enabled():
             return None
@@ -354,7 +354,7 @@ class Encoder(nn.Module):
     ) -> Tensor:
         """Run ``layers`` (from 0) again with other queries over stored states: (B, T, D) -> (B, T, D).
 
-        The queries stand at places ``at`` (B, T). XLNet's second stream runs all layers in turn; DeBERTa's enhanced
+        The queries are at places ``at`` (B, T). XLNet's second stream runs all layers in turn; DeBERTa's enhanced
         mask decoder runs the last layer twice. Layer i reads keys and values from ``states.layers[i]``, never from the
         query stream, so the result is exact. Costs T / L of the query side of the layers; where ``states`` have no
         stored keys and values, those are computed again.
@@ -438,8 +438,8 @@ class Encoder(nn.Module):
     def _asking(self, doc: Tensor | None, masked: bool) -> Tensor | None:
         """The document that each token belongs to as a query, (B, L).
 
-        Padding belongs to none, unless a convolution reads its states (``mask_padding=False``): then, as in the
-        released ConvBERT, it continues the document before it. Under an attention mask (``masked``) every token belongs
+        Padding belongs to none, unless a convolution reads its states (``mask_padding=False``): then it belongs to the
+        document before it, as in the released ConvBERT. Under an attention mask (``masked``) every token belongs
         to the one document, except in DeBERTa, whose code lets padding see nothing.
         """
         branch = self.config.conv_branch
@@ -484,7 +484,7 @@ class Encoder(nn.Module):
     def _rotations(
         self, remembered: int, length: int, positions: Tensor | None, device: torch.device
     ) -> tuple[Tensor | None, Nearby | None]:
-        """Rotary positions of ``remembered`` states and the row after them, and what local layers use instead.
+        """Rotary positions of ``remembered`` states and the row after them, and those of local layers.
 
         ``positions`` None counts them.
         """
@@ -552,7 +552,7 @@ def _check_shapes(
     if visible is not None and visible.dtype != torch.bool:
         raise ConfigError(f"visible is {visible.dtype}, expected torch.bool: True where a query may see a key")
     if reverse is not None and reverse.shape != (rows,):
-        raise ConfigError(f"reverse of shape {list(reverse.shape)}, expected {[rows]}: one truth value per row")
+        raise ConfigError(f"reverse of shape {list(reverse.shape)}, expected {[rows]}: one boolean per row")
 
 
 def _remembered(memory: Sequence[Tensor] | None) -> int:

@@ -22,7 +22,9 @@ Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh"]
 
 
 def activation(name: Activation) -> Callable[[Tensor], Tensor]:
-    """The activation called ``name``; ``gelu`` is the erf form, ``gelu_tanh`` the form in BERT's and XLNet's code."""
+    """The activation called ``name``; ``gelu`` is the exact (erf) form, ``gelu_tanh`` that of BERT's and XLNet's
+    code.
+    """
     return ACTIVATIONS[name]
 
 

@@ -27,8 +27,8 @@ from encoderlab.nn.norms import Norm
 class LM:
     """Prediction of tokens through the tied word table: ``x W^T + b``.
 
-    ``transform`` puts a dense map D -> E, an activation (None: the one of the layers) and a norm before it.
-    ``dense_bias``: whether the dense map has a bias. ``output_bias``: whether there is b. ``next_token``:
+    ``transform`` puts a dense map D -> E, an activation (None: that of the layers) and a norm before it.
+    ``dense_bias``: whether the dense map has a bias. ``output_bias``: whether b exists. ``next_token``:
     a token is predicted from the state of the token before it, masked or not (GPT-BERT; Charpentier and Samuel, 2024);
     the first token of a row from its own.
     """
@@ -80,7 +80,7 @@ class Classification(Bounded):
 
     Args:
         labels: number of labels.
-        pooling: the vector is the one of the summary ``token``, or the ``mean`` over all tokens, special ones included.
+        pooling: the vector is that of the summary ``token``, or the ``mean`` over all tokens, special ones included.
         summary: ``pooler``, the pretrained pooler; ``dense``, a new map D -> D; ``raw``, the vector itself.
         prediction: a prediction head before the dropout, only with summary ``raw``; None for none.
         activation: of the summary ``dense``.

@@ -2,12 +2,12 @@
 
 A weight w (N, K) is q s with integers q from -127 to 127 and a scale s for each output; an input row x is p t with
 integers p and its own scale t. Then ``x w^T = t s (p q^T)``, whose sum is exact in 32 bits. Because every row has its
-own scale, what is computed for a token does not depend on the batch it is in. Embeddings, norms, heads, convolutions
+own scale, the result for a token does not depend on its batch. Embeddings, norms, heads, convolutions
 and attention itself stay in float32.
 
-Costs about 1% of the size of a product's result (rounding to 255 steps); ``--check`` says what that costs a model.
+Rounding to 255 steps changes a product's result by about 1% of its size; ``--check`` measures the loss of a model.
 Weights need a quarter of the memory. A processor without instructions for 8 bits (:func:`fast`) computes the same
-numbers by the plain twin, not faster than in float32.
+numbers with the plain version, no faster than in float32.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STEPS = 127
 class Int8Weight(Packed):
     """A weight (N, K) in 8 bits, with a scale for each output.
 
-    ``plainly``: computed by the plain twin, also where there is a kernel.
+    ``plainly``: computed by the plain version even if there is a kernel.
     """
 
     SHARED = ("values", "scales", "offsets", "packed")
@@ -55,7 +55,7 @@ class Int8Weight(Packed):
         """x w^T + bias: (..., K) -> (..., N) float32.
 
         Raises:
-            ConfigError: a gradient is asked for.
+            ConfigError: a gradient is needed.
         """
         if torch.is_grad_enabled() and x.requires_grad:
             raise ConfigError("a model in int8 predicts and has no gradients; load it in fp32 to train or explain it")
@@ -96,7 +96,7 @@ def quantise(network: nn.Module) -> None:
     """Replace the matrices of layers in place (:func:`encoderlab.nn.packed.replace_weights`).
 
     Raises:
-        ConfigError: they are packed in float32.
+        ConfigError: the matrices are already packed in float32.
     """
     if any(isinstance(part, PackedWeight) for part in network.modules()):
         raise ConfigError("the weights are packed in float32 already; load the model again to have it in int8")

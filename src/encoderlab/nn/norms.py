@@ -13,7 +13,7 @@ from torch import Tensor, nn
 class LayerNormalization:
     """LayerNorm (Ba et al., 2016), ``(x - mean) / sqrt(variance + eps) * weight + bias``.
 
-    ModernBERT's has no ``bias``.
+    ModernBERT has no ``bias``.
     """
 
     kind: Literal["layer_norm"] = "layer_norm"

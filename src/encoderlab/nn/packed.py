@@ -1,7 +1,7 @@
-"""Weights in the order of memory in which the kernels' products read them, for prediction.
+"""Weights in the order in which the kernels' products read them, for prediction.
 
-The numbers are the same. A product of few rows spends most of its time on reading and reordering its weight, which
-then happens once. Where all weights of a layer are packed, the layer is one call (:mod:`.kernels.cpu.layer`).
+The results are the same. A product of few rows spends most of its time on reading and reordering its weight; packing
+reorders it once. If all weights of a layer are packed, the layer is one call (:mod:`.kernels.cpu.layer`).
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class Packed(nn.Module):
         return part
 
     def at(self, bias: Tensor | None) -> Weight | None:
-        """The whole weight as the kernel of a layer reads it, with ``bias``; None if that cannot."""
+        """The whole weight as the kernel of a layer reads it, with ``bias``; None if the kernel cannot read it."""
         return None
 
     def whole(self) -> Tensor:
         """The weight itself, (N, K).
 
         Raises:
-            ConfigError: it was rounded.
+            ConfigError: the weight was rounded.
         """
         raise ConfigError("a model in int8 cannot be saved or converted; load it in fp32")
 
@@ -73,7 +73,7 @@ class PackedWeight(Packed):
         return self.values.transpose(1, 2).flatten(0, 1)[self.columns]
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """As the parameter that it replaces."""
+        """Save the weight as the parameter that it replaces."""
         destination[prefix.removesuffix(".")] = self.whole()
 
 
@@ -97,7 +97,7 @@ def linear(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None) -> Te
 
 def replace_weights(network: nn.Module, form: Callable[[Tensor], Packed]) -> None:
     """Replace the matrices of layers in place: of attention, of the feed-forward network, of convolution heads and of
-    positions. Grouped maps, and the map to a convolution's kernels, whose outputs are few, stay as they are.
+    positions. Grouped maps, and the map to a convolution's kernels with its few outputs, are not replaced.
     """
     for module in list(network.modules()):
         if isinstance(weight := getattr(module, "qkv", None), nn.Parameter):
@@ -109,7 +109,7 @@ def replace_weights(network: nn.Module, form: Callable[[Tensor], Packed]) -> Non
 
 
 def pack(network: nn.Module) -> None:
-    """Pack the matrices of layers in place, where there are kernels for them: float32 on a CPU, with a C++ compiler."""
+    """Pack the matrices of layers in place, if there are kernels for them: float32 on a CPU, with a C++ compiler."""
     first = next(network.parameters())
     if build.available() and first.device.type == "cpu" and first.dtype == torch.float32:
         replace_weights(network, PackedWeight)

@@ -59,7 +59,7 @@ class RelativeShift(Bounded):
     Args:
         segments: add XLNet's term ``(q_i + s) e_same_or_different`` (Yang et al., 2019, section 2.5).
         shared_biases: one pair u, v for all layers.
-        clamp: larger distances count as this one; 0 for no limit.
+        clamp: the largest distance; larger ones count as this one; 0 for no limit.
     """
 
     kind: Literal["relative_shift"] = "relative_shift"
@@ -123,14 +123,14 @@ class Disentangled(Bounded):
 
 @dataclass(frozen=True, kw_only=True)
 class Rotary(Bounded):
-    """Rotary positions (Su et al., 2021, section 3.2.2): turn queries and keys by angles that grow with their position,
-    so that their product depends on their distance.
+    """Rotary positions (Su et al., 2021, section 3.2.2): rotate queries and keys by angles that grow with their
+    position, so that their product depends on their distance.
 
-    Position m turns the pair (x_j, x_{j + K / 2}) of a head of width K by the angle ``m theta^(-2 j / K)``.
+    Position m rotates the pair (x_j, x_{j + K / 2}) of a head of width K by the angle ``m theta^(-2 j / K)``.
 
     Args:
         theta: the base; a larger base distinguishes larger distances.
-        length: the longest row, in tokens, that the model is meant for.
+        length: the longest row of the model, in tokens.
     """
 
     kind: Literal["rotary"] = "rotary"
@@ -244,7 +244,9 @@ def _for_heads(index: Tensor, heads: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Distances:
-    """What the layers of one forward pass share about distances: :class:`DistanceTable` makes it, the terms read it."""
+    """The distances that all layers of one forward pass share: :class:`DistanceTable` makes them, the terms read
+    them.
+    """
 
     rows: Tensor | None  # (S, D) sinusoid or learned table, before each layer's projection
     slots: Tensor  # (P,) index into rows for each distance, largest first

@@ -1,4 +1,4 @@
-"""The weights of attention with other heads: some left out, or some added that give nothing."""
+"""The weights of attention with fewer heads, or with added heads whose output is zero."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-# The dimension in which the heads of each weight of a layer's attention lie.
+# The dimension of each attention weight along which its heads lie.
 _HEADS_IN = {
     "qkv": 0,
     "bias": 0,
@@ -33,13 +33,13 @@ _NAME = re.compile(r"encoder\.blocks\.(\d+)\.attention\.(.+)")
 def with_heads(
     weights: Mapping[str, Tensor], kept: Sequence[Sequence[int]], *, heads: int, width: int
 ) -> dict[str, Tensor]:
-    """The weights of a model by their names, those of attention with other heads. Copies what it changes.
+    """The weights of a model by name, with other heads in attention. Changed weights are copies.
 
     Args:
-        kept: for each block of the encoder the numbers of the heads that it has then, in their order; a head
-            ``NO_HEAD`` has zeros everywhere, and so adds nothing to the layer's output.
-        heads: how many heads a block has now.
-        width: K, of a head.
+        kept: for each block of the encoder, the numbers of the heads to keep, in order; a head ``NO_HEAD`` is all
+            zeros, so it adds nothing to the layer's output.
+        heads: number of heads of a block before.
+        width: K, the width of a head.
     """
     out = dict(weights)
     for name, tensor in weights.items():
@@ -47,7 +47,7 @@ def with_heads(
         if match is None or (place := _HEADS_IN.get(match[2])) is None:
             continue
         chosen = torch.tensor(kept[int(match[1])])
-        # The heads of every part side by side: of queries, keys and values, or of the rows of a table.
+        # The heads of every part: of queries, keys and values, or of the rows of a table.
         parts = tensor.shape[0] if place else max(tensor.shape[0] // (heads * width), 1)
         picked = tensor.reshape(parts, heads, -1)[:, chosen.clamp(min=0)]
         picked = torch.where((chosen >= 0)[:, None], picked, 0)

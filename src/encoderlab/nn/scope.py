@@ -53,7 +53,7 @@ class Nearby:
 
 @dataclass(frozen=True)
 class Scope:
-    """What all layers of one forward pass share: masks, distances, rotary positions and dropout seeds.
+    """Shared by all layers of one forward pass: masks, distances, rotary positions and dropout seeds.
 
     Args:
         doc: (B, L), the document of each token, -1 for padding; None where every row is one document.
@@ -116,7 +116,7 @@ class Scope:
         return rotation.gather(2, places[:, None, :, None].expand(-1, -1, -1, rotation.shape[-1]))
 
     def of_queries(self, at: Tensor, visible: Tensor | None = None, remembered: int = 0) -> Scope:
-        """The scope of a second pass whose queries stand at places ``at`` (B, T) and read stored keys and values.
+        """The scope of a second pass whose queries are at places ``at`` (B, T) and read stored keys and values.
 
         The masks keep only the rows of these queries. ``visible`` (B, T, L), if given, replaces the mask; the queries
         then also see all ``remembered`` memory states.
@@ -168,14 +168,14 @@ def _same(doc: Tensor) -> Tensor:
 
 @operation(_same)
 def checked_documents(doc: Tensor) -> Tensor:
-    """A copy of ``doc`` (B, L), in which no document stops and comes back later in the row: its positions would start
-    again at 0.
+    """A copy of ``doc`` (B, L), checked: every document is contiguous, because positions restart where a document
+    starts.
 
     Costs a sort of the document numbers (0.3 ms for 32 rows of 512 tokens on one core). On an accelerator it also waits
-    for the device. A compiled model checks as well, which is why it is an operation that returns what is read.
+    for the device. The copy makes a compiled model check too: an operation without a used result would be dropped.
 
     Raises:
-        ConfigError: names the first such document and its row.
+        ConfigError: names the first document that is not contiguous, and its row.
     """
     numbers, places = doc.sort(dim=1, stable=True)
     again = (numbers[:, 1:] == numbers[:, :-1]) & (places[:, 1:] != places[:, :-1] + 1) & (numbers[:, 1:] >= 0)

@@ -55,7 +55,7 @@ class Stem(nn.Module):
     def _convolve(self, x: Tensor, doc: Tensor | None) -> Tensor:
         """The convolution as one matrix product over concatenated neighbours; those of other documents are zero.
 
-        torch's own convolution cannot tell documents apart, and prepares itself again for every length.
+        torch's own convolution cannot separate documents, and repeats its preparation for every new length.
         """
         kernel, groups = self.config.kernel, self.config.groups
         taps = shifted(x, kernel)

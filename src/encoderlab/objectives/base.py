@@ -98,7 +98,7 @@ class Settings(Bounded, ABC):
         """Refuse rows that the objective cannot read; ``lengths`` are those of the phases.
 
         Raises:
-            ConfigError: with a remedy.
+            ConfigError: the objective cannot read these rows.
         """
         if isinstance(format, ContiguousStreams):
             raise ConfigError(
@@ -107,7 +107,7 @@ class Settings(Bounded, ABC):
 
     @property
     def masking_changes(self) -> bool:
-        """Whether the share of masked tokens changes over the run, so that rows need their place in it."""
+        """Whether the share of masked tokens changes over the run, so that rows must know their place in it."""
         masking = getattr(self, "masking", None)
         return masking is not None and masking.final_rate is not None
 
@@ -119,7 +119,8 @@ def masked_operations(config: ModelConfig, length: int, rate: float) -> float:
 
 
 class Objective(nn.Module):
-    """A training task: it owns the networks, makes batches from rows and turns a batch into :class:`Term` s by name.
+    """A training task: it owns the networks, makes batches from rows, and computes the terms (:class:`Term`) of a
+    batch.
 
     ``per_token`` names the terms that are cross-entropies of corpus tokens, whose loss can be reported in bits per
     byte.
@@ -164,7 +165,7 @@ def check_continued(settings: Settings, format: Format, streams: type[StreamForm
         names: fields of ``settings`` that are lengths of memory.
 
     Raises:
-        ConfigError: names the fields.
+        ConfigError: a field sets memory, but the rows are shuffled.
     """
     remembered = [f"objective.{name}" for name in names if getattr(settings, name)]
     if remembered and not isinstance(format, StreamFormat):

@@ -33,7 +33,7 @@ class HybridSettings(Settings):
 
     Args:
         masking: what is hidden in the masked rows.
-        causal: the share of rows that are read from left to right; 1/16 in the release, 1/2 where both count alike.
+        causal: the share of rows that are read from left to right: 1/16 in the release; 1/2 weighs both losses equally.
         z_loss: adds ``z_loss`` log(Z)^2 to each token's loss, with the denominator Z of its softmax, which keeps logits
             small (Chowdhery et al., 2022, section 5; 1e-4 there). The losses in the metrics are without it.
     """
@@ -54,13 +54,13 @@ class HybridSettings(Settings):
 
 
 class Hybrid(Objective):
-    """Some rows are read from left to right, and each token is predicted from those before it; of the others masked
-    tokens are predicted from both sides. In both the state of the token before predicts (masked next token prediction),
-    so that one network and one head serve both.
+    """Causal rows predict each token from those before it; the other rows predict masked tokens from both sides. In
+    both, a token is predicted from the state of the token before it (masked next token prediction), so one network and
+    one head serve both.
 
     The loss is ``(1 - c) mlm + c lm``, each a mean over its own tokens, with the share c of causal rows, as in the
-    release (``train_10m.py``, where each device holds rows of one kind). Row n of the run is causal where n c passes a
-    whole number, so that every batch has as many as the share says. Special tokens are not predicted. Unlike in masked
+    release (``train_10m.py``, where each device holds rows of one kind). Row n of the run is causal if n c passes a
+    whole number, so every batch has its share of causal rows. Special tokens are not predicted. Unlike in masked
     language modelling, the last layer is computed at all places.
     """
 
@@ -122,12 +122,12 @@ class Hybrid(Objective):
 
 
 def _asked(batch: Batch, *, causal: bool) -> Tensor:
-    """Which slots of ``positions`` (B, T) hold a place that is predicted, in rows of one kind."""
+    """Which slots of ``positions`` (B, T) are predicted places of rows of one kind."""
     return (batch.labels["positions"] >= 0) & (batch.labels["causal"] == causal)[:, None]
 
 
 def _every_token(row: Row) -> Corrupted:
-    """The row as it is, with all its tokens but special ones to be predicted."""
+    """The unchanged row, with all its tokens except special ones as targets."""
     positions = np.flatnonzero(~row.special)
     return Corrupted(row.ids, positions, row.ids[positions])
 

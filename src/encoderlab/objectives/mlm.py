@@ -64,7 +64,7 @@ def require_weight(settings: object, *names: str) -> None:
     """Refuse settings whose weights are all zero.
 
     Raises:
-        ConfigError: names the weights.
+        ConfigError: all weights are zero.
     """
     if not any(getattr(settings, name) for name in names):
         raise ConfigError(f"all of {', '.join(names)} are 0, which trains nothing; set one of them")
@@ -77,7 +77,7 @@ def check_stem(model: Model) -> None:
     the stem is added.
 
     Raises:
-        ConfigError: says what to change.
+        ConfigError: there is a stem convolution, and nothing trains it.
     """
     if model.mask_positions is not None and model.encoder.stem is not None and model.encoder.depth == 1:
         raise ConfigError(
@@ -124,7 +124,7 @@ def tokens(batch: Batch) -> Chosen:
 
 
 def lm_term(model: Model, states: Tensor, targets: Tensor, *, z_loss: float = 0.0) -> Term:
-    """Cross-entropy of the LM head at chosen places, from states (S, D); ``z_loss`` is in its gradient alone."""
+    """Cross-entropy of the LM head at chosen places, from states (S, D); ``z_loss`` is only in the gradient."""
     assert isinstance(model.lm, LMHead)
     loss, hits, _ = model.lm.losses(states, model.words, targets, z_loss=z_loss)
     return Term(loss, len(targets), 1.0, hits)

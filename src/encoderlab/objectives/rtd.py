@@ -246,7 +246,7 @@ def _check(generator: Model, discriminator: Model, settings: RTDSettings) -> Non
         raise ConfigError("replaced token detection needs attention to both sides; set causal to false")
     if settings.updates == "alternating" and settings.sharing in ("block", "tables"):
         raise ConfigError(
-            f"alternating updates would step the embeddings that sharing {settings.sharing!r} ties twice; "
+            f"alternating updates would update the embeddings that sharing {settings.sharing!r} ties twice; "
             "set sharing to disentangled or none, or updates to joint"
         )
     shapes = [(c.word_width, c.types, c.max_length, c.embed_norm) for c in (one, two)]

@@ -1,4 +1,4 @@
-"""What an objective needs to know about a tokenizer and a corpus."""
+"""The ids of a tokenizer and their counts in a corpus, as objectives need them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """The ids 0 .. ``size`` - 1. Ids in ``special``, which include ``pad`` and ``mask``, never stand for text.
+    """The ids 0 .. ``size`` - 1. Ids in ``special``, which include ``pad`` and ``mask``, are never text.
 
     ``counts`` (V,): how often each id occurs in the corpus, if known.
     """

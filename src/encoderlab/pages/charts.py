@@ -1,7 +1,7 @@
 """Charts inside a page: lines, bands and points with intervals, on linear or logarithmic axes.
 
-A chart is drawn twice, for wide and for narrow windows, and the page's style shows one of them: letters keep their size
-where a picture that shrinks would make them unreadable. Pointing at a point shows its values. Here are the places of
+A chart is drawn twice, for wide and for narrow windows, and the page's style shows one of them, because letters in a
+scaled picture would become unreadable. Hovering over a point shows its values. This module computes the places of
 everything; the template (``parts.html``) draws.
 """
 
@@ -28,8 +28,8 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """Points of one colour, by number; ``line`` joins them, ``band`` fills what lies between their intervals, ``faint``
-    ones may lie upon each other.
+    """Points of one colour, by number; ``line`` joins them, ``band`` fills the area between their intervals, ``faint``
+    ones may overlap.
     """
 
     name: str

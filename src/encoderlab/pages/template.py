@@ -20,7 +20,7 @@ TEMPLATES = "pages/templates"
 
 
 def render(template: str, *, data: Mapping[str, Any], **values: Any) -> str:
-    """The page that a template of :data:`TEMPLATES` makes of ``values``.
+    """The page of a template in :data:`TEMPLATES`, filled with ``values``.
 
     Args:
         data: plain data without numbers that are not finite, for the scripts and for readers who save it.
@@ -44,11 +44,11 @@ def _environment() -> Environment:
 
 
 def _source(name: str) -> Markup:
-    """A style or a script of the package as it stands."""
+    """A style or a script of the package, unchanged."""
     return Markup((files("encoderlab") / TEMPLATES / name).read_text(encoding="utf-8"))
 
 
 def _script(data: Any) -> Markup:
-    """``data`` as JSON within a script element, which no text in it can end."""
+    """``data`` as JSON within a script element, escaped so that no text can end the element."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return Markup(text.replace("<", "\\u003c"))

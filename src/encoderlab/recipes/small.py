@@ -11,10 +11,10 @@ from encoderlab.train.recipe import Budget, Evaluation, Phase, Recipe
 def small(recipe: Recipe, *, steps: int = 1500, rows: int = 8, lr: float = 1e-3) -> Recipe:
     """The recipe at the size of a laptop: one phase of ``rows`` x 128 tokens, 10% warm-up.
 
-    Batches are small because the number of updates decides how far a short run comes: after the same 1.4M tokens, the
-    loss was 0.33 nats below that of word frequencies with batches of 8 rows, and 0.16 with 32 (docs/LOG.md). AdamW
-    replaces BERT's Adam: without bias correction the first thousand steps are up to three times as long as the rate
-    says, which matters little in 1M steps and much in 1500.
+    Batches are small because a short run needs many updates: after the same 1.4M tokens, the loss was 0.33 nats below
+    that of word frequencies with batches of 8 rows, and 0.16 with 32 (docs/LOG.md). AdamW replaces BERT's Adam:
+    without bias correction the first thousand steps are up to three times as long as the rate says, which matters
+    little in 1M steps and much in 1500.
     """
     optim = recipe.optim
     if isinstance(optim, BertAdam):

@@ -18,8 +18,8 @@ def recipe(name: str) -> Recipe:
     """500k steps of 8192 rows of 512 tokens, a sixth predicted, half of the rows backwards, memory of 384 states.
 
     Small sizes use 32 rows: two rows read each stream, one per direction, and the next batch continues in the same
-    documents, so 8 rows show hardly any variety and stay at token frequencies (docs/LOG.md). They predict a third of
-    the tokens, because there is little text.
+    documents, so with 8 rows batches vary little and the loss stays at that of token frequencies (docs/LOG.md). They
+    predict a third of the tokens, because there is little text.
     """
     published = Recipe(
         name=name,

@@ -1,1 +1,1 @@
-"""Records of files, read in one way for corpora and for tasks: opening, encoding, separators, quotes, line numbers."""
+"""Records of files, read in the same way for corpora and tasks: opening, encoding, separators, quotes, line numbers."""

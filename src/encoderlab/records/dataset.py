@@ -44,7 +44,7 @@ def dataset_files(folder: Path) -> dict[str, list[Path]]:
     """The Arrow files of a dataset by split, in the order of the rows; one without splits is ``train``.
 
     Raises:
-        DataError: a damaged or missing file, or rows that were chosen but not written.
+        DataError: a damaged or missing file, or a selection of rows that was not written out.
     """
     if not (folder / SPLITS).is_file():
         return {"train": _files(folder)}
@@ -55,8 +55,9 @@ def dataset_files(folder: Path) -> dict[str, list[Path]]:
 
 
 def splits_of(files: Iterable[Path]) -> dict[str, list[Path]]:
-    """Data files by the split that their names, or those of their folders, say, as ``datasets`` reads them on the Hub:
-    ``data/train-00000-of-00002.parquet``, ``test.jsonl``, ``validation/part.json``. Empty if one of them says none.
+    """Data files by split, from their names or those of their folders, as ``datasets`` reads them on the Hub:
+    ``data/train-00000-of-00002.parquet``, ``test.jsonl``, ``validation/part.json``. Empty if one of them names no
+    split.
     """
     splits: dict[str, list[Path]] = {}
     for file in sorted(files):
@@ -71,7 +72,7 @@ def splits_of(files: Iterable[Path]) -> dict[str, list[Path]]:
 def _files(folder: Path) -> list[Path]:
     state = read_json(folder / STATE, RESTORE)
     if state.get("_indices_files") or state.get("_indices_data_files"):
-        raise DataError(f"{folder}: a choice of rows of another dataset; save it after flatten_indices()")
+        raise DataError(f"{folder}: a selection of rows of another dataset; save it after flatten_indices()")
     entries = state.get("_data_files")
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
         raise DataError(f"{folder / STATE}: names no data files; {RESTORE}")

@@ -1,5 +1,5 @@
-"""Opens plain and compressed files, members of zip archives, Parquet and Arrow, and refuses what is not text; whatever
-goes wrong is an error of one line.
+"""Opens plain and compressed files, members of zip archives, Parquet and Arrow, and refuses binary files; every failure
+is an error of one line.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MARKS = {  # byte order marks; that of UTF-32 begins like that of UTF-16
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
 }
-_COMPRESSION = {  # how files begin whose name does not say what they are
+_COMPRESSION = {  # first bytes of compressed files, for names without the ending
     b"\x1f\x8b": ("gzip", ".gz"),
     b"\xfd7zXZ": ("xz", ".xz"),
     b"BZh": ("bzip2", ".bz2"),
@@ -56,7 +56,7 @@ _CONTROL_BYTES = bytes(code for code in range(32) if code not in b"\t\n\r\f\v\x1
 
 @dataclass(frozen=True)
 class File:
-    """A file, or a member of a zip archive; ``name`` is what errors call it."""
+    """A file, or a member of a zip archive; ``name`` is its name in errors."""
 
     path: Path
     member: str | None = None
@@ -96,14 +96,14 @@ def refuse_binary(name: str, head: bytes) -> None:
     """Refuse a file whose first bytes are not those of UTF-8 text.
 
     Raises:
-        DataError: says what it is.
+        DataError: the file is not text.
     """
     for mark, encoding in MARKS.items():
         if head.startswith(mark):
             raise DataError(f"{name}: {encoding}, expected UTF-8; convert it: iconv -f {encoding} -t UTF-8")
     for magic, (kind, ending) in _COMPRESSION.items():
         if head.startswith(magic):
-            raise DataError(f"{name}: compressed by {kind}, which its name does not say; add {ending} to it")
+            raise DataError(f"{name}: compressed with {kind}, but its name does not end in {ending}; rename it")
     if head.startswith(b"PK\x03\x04"):
         raise DataError(f"{name}: a ZIP archive or an Excel sheet; unpack it, or save the sheet as CSV")
     if head.count(0) > len(head) / 4:
@@ -127,8 +127,9 @@ def _open_zstd(source: Path | IO[bytes]) -> Any:
 
 
 class _ZstdFile(io.RawIOBase):
-    """A zstd file of any number of frames (pzstd writes several), which fails where it is truncated; the reader of
-    ``zstandard`` itself stops after the first frame, and ends in silence at a truncated one."""
+    """A zstd file of any number of frames (pzstd writes several); truncation is an error. The reader of ``zstandard``
+    itself stops after the first frame, and ignores truncation.
+    """
 
     def __init__(self, file: IO[bytes], decompressor: Any) -> None:
         self._file = file
@@ -172,7 +173,7 @@ def column_batches(file: File, columns: Sequence[str] | None = None) -> Iterator
         if hasattr(opened, "iter_batches"):
             groups = map(opened.metadata.row_group, range(opened.metadata.num_row_groups))
             row_bytes = sum(group.total_byte_size for group in groups) / max(opened.metadata.num_rows, 1)
-            rows = max(1, min(1024, int(BLOCK / max(row_bytes, 1))))  # of books, a thousand would not fit into memory
+            rows = max(1, min(1024, int(BLOCK / max(row_bytes, 1))))  # a thousand books would not fit into memory
             yield from opened.iter_batches(batch_size=rows, columns=columns, use_threads=False)
             return
         whole = hasattr(opened, "get_batch")
@@ -218,7 +219,7 @@ def _open_columns(file: File) -> Any:
 
 @contextlib.contextmanager
 def errors_of(name: str) -> Iterator[None]:
-    """What goes wrong while reading ``name``, as one line."""
+    """A context in which every failure to read ``name`` is an error of one line."""
     try:
         yield
     except DataError:

@@ -1,7 +1,7 @@
-"""Lines of text, rows of delimited files and values of JSON; how a delimited file is written is found out from it.
+"""Lines of text, rows of delimited files and values of JSON; the dialect of a delimited file is detected.
 
-A line ends with ``\\n`` or ``\\r\\n``; with ``\\r`` where the file begins without any ``\\n``. In a quoted file cells
-are as in RFC 4180: a line end within quotes is part of the cell, two quotation marks stand for one.
+A line ends with ``\\n`` or ``\\r\\n``; with ``\\r`` if the beginning of the file has no ``\\n``. In a quoted file cells
+are as in RFC 4180: a line end within quotes is part of the cell, two quotation marks mean one.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ Errors = Literal["strict", "surrogateescape"]
 
 @dataclass(frozen=True, kw_only=True)
 class Dialect:
-    """How a delimited file is written. Unless ``quoted``, a quotation mark is a character like any other (GLUE)."""
+    """The dialect of a delimited file. Unless ``quoted``, a quotation mark is an ordinary character (GLUE)."""
 
     separator: str
     quoted: bool
 
 
 class TableRow(NamedTuple):
-    """The cells of a row, and the line of the file on which it starts, from 1. A row that cannot be read has no cells
-    but a ``problem``; the rows after it can be."""
+    """The cells of a row, and the line of the file on which it starts, from 1. An unreadable row has a ``problem`` and
+    no cells; later rows are still read.
+    """
 
     line: int
     cells: list[str]
@@ -87,7 +88,7 @@ def rows(file: File, dialect: Dialect, errors: Errors = "strict") -> Iterator[Ta
     """The rows that are not empty.
 
     Args:
-        errors: ``surrogateescape`` gives bytes that are not UTF-8 as halves of surrogate pairs.
+        errors: ``surrogateescape`` turns bytes that are not UTF-8 into halves of surrogate pairs.
 
     Raises:
         DataError: the file cannot be read, a byte is not UTF-8, a quotation is never closed, or a cell is too long.
@@ -128,11 +129,11 @@ def _quoted(file: File, dialect: Dialect, errors: Errors) -> Iterator[TableRow]:
 
 
 def find_dialect(file: File, usual: str) -> Dialect:
-    """How a delimited file is written.
+    """The dialect of a delimited file.
 
     The separator is ``usual`` unless more of the first rows agree on their number of columns with another one. A file
-    with tabs is quoted if more of its rows agree then, if all of its first row is in quotes, or if a quoted cell holds
-    doubled quotation marks; with other separators, quotation marks always quote. For tabs the file is read as a whole,
+    with tabs is quoted if more of its rows agree then, if all of its first row is in quotes, or if a quoted cell has
+    doubled quotation marks; with other separators, quotation marks always quote. With tabs the whole file is read,
     because the first line end within quotes may come late.
 
     Raises:
@@ -169,7 +170,7 @@ def _agreement(file: File, separator: str, *, quoted: bool) -> float:
 
 def _readable(file: File, dialect: Dialect) -> Iterator[TableRow]:
     """The rows up to the first that cannot be read."""
-    file.head()  # what is not text is refused
+    file.head()  # refuse binary files
     try:
         for row in rows(file, dialect, "surrogateescape"):
             if row.problem:

@@ -1,14 +1,14 @@
-"""What lies at URLs, as local files: fetched once, checked, shared between processes, within a limit.
+"""Local copies of files at URLs: fetched once, checked, shared between processes, limited in size.
 
     CACHE/storage/files/HASH/NAME        one file
     CACHE/storage/folders/HASH/NAME/     a folder, such as a model
     CACHE/storage/corpora/HASH/NAME/     a corpus: its shards are fetched when they are first read
 
-Beside each file lies its hash, which is compared whenever the file is asked for (about a second per GB); shards have
-theirs in the manifest, and are verified by what trains on them.
+Next to each file is its hash, which is compared whenever the file is used (about a second per GB); shards have
+theirs in the manifest, and training verifies them.
 
 The names have a hash of the URL and of the state of the remote file, so a changed file is fetched again. Above the
-limit (``ENCODERLAB_CACHE_GB``, 50 by default) what was used longest ago is deleted.
+limit (``ENCODERLAB_CACHE_GB``, 50 by default) the least recently used files are deleted.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ log = logging.getLogger(__name__)
 URL_FILE, COMPLETE = ".url", ".complete"
 MANIFEST, COUNTS = "manifest.json", "counts.npy"
 DEFAULT_GB = 50.0
-IN_USE = 600.0  # seconds for which what was used is not deleted
+IN_USE = 600.0  # seconds for which a used file is not deleted
 CHUNK = 1 << 20
 
 
 def local(place: str | os.PathLike[str]) -> Path:
-    """The local path of a file, a folder or a corpus: what lies at a URL is fetched.
+    """The local path of a file, a folder or a corpus; those at URLs are fetched.
 
     Raises:
         DataError: there is nothing at the URL, or it cannot be read.
@@ -71,7 +71,7 @@ def supply(folder: Path, name: str, size: int, sha256: str) -> None:
     """Fetch a file of a cached corpus that is not there; for any other folder this does nothing.
 
     Raises:
-        DataError: it cannot be read, or its hash is not the one of the manifest.
+        DataError: it cannot be read, or its hash differs from the manifest's.
     """
     path = folder / name
     if path.exists():
@@ -96,7 +96,7 @@ def _corpus(url: str, names: dict[str, str]) -> Path:
 
 
 def _folder(url: str, names: dict[str, str]) -> Path:
-    """A folder, whole; of a run with a model, without its checkpoints."""
+    """A whole folder; a run with a model comes without its checkpoints."""
     if not names:
         raise places.Absent(f"{url}: {places.ABSENT}")
     if any(name.startswith("model/") for name in names):
@@ -112,7 +112,7 @@ def _folder(url: str, names: dict[str, str]) -> Path:
 
 
 def _supply(path: Path, url: str, size: int | None, sha256: str | None) -> None:
-    """Fetch ``url`` to ``path``, if it is not there as it was fetched; of several processes, one does it and the others
+    """Fetch ``url`` to ``path`` unless an intact copy is there; if several processes ask, one fetches and the others
     wait.
     """
     if _is_whole(path):
@@ -148,7 +148,7 @@ def _hash_file(path: Path) -> Path:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a file of the cache has the bytes that were fetched."""
+    """Whether a file of the cache is intact."""
     try:
         return _hash_file(path).read_bytes() == sha256_of(path).encode()
     except FileNotFoundError:
@@ -172,7 +172,7 @@ def limit() -> int:
 
 
 def _shrink() -> None:
-    """Delete what was used longest ago, until the cache is within its limit."""
+    """Delete the least recently used files until the cache is within its limit."""
     root, now = _root(), time.time()
     units = []  # when it was used, its size, and what to delete
     for path in [*root.glob("files/*/*"), *root.glob("corpora/*/*/*/*.safetensors")]:
@@ -190,7 +190,7 @@ def _shrink() -> None:
         if now - used < IN_USE:
             continue
         if path.is_dir():
-            (path / COMPLETE).unlink(missing_ok=True)  # first, so that no folder is taken for whole
+            (path / COMPLETE).unlink(missing_ok=True)  # first, so that a partly deleted folder is not used
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)

@@ -1,10 +1,10 @@
 """Outputs at URLs: written to a local folder, which is mirrored to the URL while it grows and restored from there.
 
-A mirrored folder is at every moment one that a local run could have left behind at a crash, and every file in it is
-whole. This follows from the order of an upload. What is there is listed first. Then logs go (``*.jsonl``, ``*.log``),
-so that they are never behind a checkpoint; then other files by their age; then each ``manifest.json``, which makes a
-checkpoint or a corpus whole; then links such as ``latest``; then ``mirror.json``, the list of all; only then is
-deleted at the URL what was deleted here. Hidden and temporary files stay here. A checkpoint without its manifest is
+At every moment, the mirrored folder is as complete as a local run's after a crash, and every file in it is whole. This
+follows from the order of an upload. The local files are listed first. Then logs are sent (``*.jsonl``, ``*.log``),
+so that they are never behind a checkpoint; then other files by their age; then each ``manifest.json``, which completes
+a checkpoint or a corpus; then links such as ``latest``; then ``mirror.json``, the list of all. Files that were deleted
+here are deleted at the URL last. Hidden and temporary files are not sent. A checkpoint without its manifest is
 not restored.
 """
 
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 INDEX, WRITER = "mirror.json", "writer.json"
 EVERY = 20.0  # seconds between two uploads
-GONE = 600.0  # seconds without a sign after which a writer is taken to be gone
+GONE = 600.0  # seconds after which a marker that is not renewed expires
 LOGS = (".jsonl", ".log")
 _KEPT = "%s; what was made is kept in %s, and sent with the next upload"
 
@@ -55,7 +55,7 @@ def written_file(url: str) -> Iterator[Path]:
     places.check_writable(url)
     path = working_place(url)
     with held_file(path.with_name(f"{path.name}.upload")):
-        places.exists(url)  # no access, no bucket: said before any work
+        places.exists(url)  # no access, no bucket: an error before any work
         yield path
         if path.exists():
             places.upload(path, url)
@@ -64,8 +64,8 @@ def written_file(url: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def written_folder(url: str) -> Iterator[Path]:
-    """A local folder that is mirrored to the URL, from which it is restored first; it is uploaded every 20
-    seconds, and at the end, however that comes.
+    """A local folder that is restored from the URL first, then mirrored to it every 20 seconds and at the end, even
+    after an error.
 
     Raises:
         ConfigError: nothing can be written there, or another process is writing it.
@@ -93,7 +93,7 @@ def written_folder(url: str) -> Iterator[Path]:
                 except (EncoderlabError, OSError) as error:
                     if done:
                         raise
-                    log.warning(_KEPT, error, folder)  # why the work itself ended is the error to see
+                    log.warning(_KEPT, error, folder)  # the error of the work itself matters more
         finally:
             mirror.release()
 
@@ -113,14 +113,14 @@ class Mirror:
         self._signed = 0.0
 
     def claim(self) -> None:
-        """Leave a sign at the URL that this process writes there.
+        """Write a marker at the URL: this process writes there.
 
         Raises:
             ConfigError: another process does.
         """
         self._refuse_other()
         self._sign()
-        self._refuse_other()  # two at the same moment: the later sign wins, the other ends here
+        self._refuse_other()  # two at the same moment: the later marker wins, the other process stops here
 
     def _found_sign(self) -> dict[str, Any] | None:
         try:
@@ -141,7 +141,7 @@ class Mirror:
         )
 
     def _stay(self) -> None:
-        """Renew the sign before it expires."""
+        """Renew the marker before it expires."""
         if time.time() - self._signed > GONE / 4:
             self._refuse_other()
             self._sign()
@@ -152,7 +152,7 @@ class Mirror:
         places.write_bytes(places.join(self.url, WRITER), json.dumps(sign).encode())
 
     def release(self) -> None:
-        """Remove the sign of :meth:`claim`, if no other process has replaced it."""
+        """Remove the marker of :meth:`claim`, if no other process has replaced it."""
         with contextlib.suppress(DataError):
             if (sign := self._found_sign()) is not None and sign["id"] == self._id:
                 places.delete(places.join(self.url, WRITER))
@@ -193,7 +193,7 @@ class Mirror:
             if (self.folder / name).parent.joinpath(target).exists():
                 (self.folder / name).symlink_to(target)
         self._entries, self._links = (index["files"], links) if index is not None else ({}, {})
-        write_json(self._state_file, {"pushes": self._pushes})  # last: without it, what is here is not trusted
+        write_json(self._state_file, {"pushes": self._pushes})  # last: without it, local files are not trusted
         if names:
             log.info("%s: %d files restored", self.url, len(names))
 
@@ -211,7 +211,7 @@ class Mirror:
         raise DataError(f"{place}: is damaged; delete it to continue from the other files there")
 
     def follow(self, over: threading.Event, every: float) -> None:
-        """Upload what is new every so many seconds, until ``over``."""
+        """Upload new files every so many seconds, until ``over``."""
         while not over.wait(every):
             try:
                 self.push()
@@ -222,7 +222,7 @@ class Mirror:
                 return
 
     def push(self) -> None:
-        """Upload what has changed since the last time, in the order that the module describes.
+        """Upload files that changed since the last time, in the order of the module's docstring.
 
         Raises:
             ConfigError: another process writes there.
@@ -268,7 +268,7 @@ class Mirror:
             if path.exists():
                 raise
             return
-        self._pushed[name] = state  # that of the listing: what was written since is uploaded the next time
+        self._pushed[name] = state  # the time of the listing: later files are uploaded the next time
 
     def _listing(self) -> tuple[dict[str, tuple[int, int]], dict[str, str]]:
         """The size and the time of change of every file, and the target of every link."""

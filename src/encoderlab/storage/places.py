@@ -1,7 +1,7 @@
-"""Names, states and bytes of files at URLs, with retries; what goes wrong for good is an error of one line.
+"""Names, states and bytes of files at URLs, with retries; a lasting failure is an error of one line.
 
-A URL travels through the program as a string or as a :class:`~pathlib.Path`: ``Path("s3://bucket/a")`` reads
-``s3:/bucket/a``, and :func:`url_of` gives the URL back. A function here takes local paths too where it says so.
+A URL is passed as a string or as a :class:`~pathlib.Path`: ``Path("s3://bucket/a")`` becomes ``s3:/bucket/a``, and
+:func:`url_of` restores the URL. Functions that also take local paths say so.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 PROTOCOLS = "s3 s3a gs gcs az abfs hf http https hdfs webhdfs sftp ftp oss memory".split()
 READ_ONLY = ("http", "https", "hf")
-NOT_SUPPORTED = ("hdfs", "webhdfs", "sftp", "ftp")  # their files are those of a host, which paths of fsspec do not name
+NOT_SUPPORTED = ("hdfs", "webhdfs", "sftp", "ftp")  # their files belong to a host, which fsspec's paths do not name
 ATTEMPTS, FIRST_WAIT = 8, 0.25  # tries of one request; seconds before the second try, doubled before each further one
 ABSENT = "no such file or folder; check the URL"
 _URL = re.compile(rf"({'|'.join(PROTOCOLS)}):/{{1,2}}([^/].*)")
@@ -37,14 +37,14 @@ class Absent(DataError):
 
 
 class Info(NamedTuple):
-    """The size of a file in bytes, and what changes when the file changes."""
+    """The size of a file in bytes, and its version, which changes with the file."""
 
     size: int
     version: str | int
 
 
 def url_of(place: str | os.PathLike[str]) -> str | None:
-    """The URL that ``place`` means; None for a local path."""
+    """The URL of ``place``; None for a local path."""
     match = _URL.fullmatch(os.fspath(place))
     return None if match is None else f"{match[1]}://{match[2]}"
 
@@ -94,7 +94,7 @@ def _file_system(protocol: str) -> Any:
 
 
 def attempt(url: str, request: Callable[[], T]) -> T:
-    """``request()``, tried again with exponential back-off where its error may pass.
+    """``request()``, repeated with exponential back-off after temporary errors.
 
     Raises:
         DataError: no such file or bucket, access refused, no credentials, or a connection that keeps failing.
@@ -121,9 +121,9 @@ def attempt(url: str, request: Callable[[], T]) -> T:
 
 
 def _final(error: Exception) -> str | None:
-    """Why a request can never succeed; None for an error that may pass."""
+    """Why a request can never succeed; None for a temporary error."""
     cause = error.__cause__
-    if isinstance(error, FileNotFoundError) and isinstance(cause, Exception):  # so fsspec says of any error of a server
+    if isinstance(error, FileNotFoundError) and isinstance(cause, Exception):  # fsspec's error for any server error
         if isinstance(cause, OSError) or getattr(cause, "status", 404) != 404:
             return _final(cause)
     name, said = type(error).__name__, " ".join(str(error).split())[:160]
@@ -143,7 +143,7 @@ def _final(error: Exception) -> str | None:
     return None
 
 
-_KNOWN: dict[str, Info] = {}  # what this process saw last
+_KNOWN: dict[str, Info] = {}  # the last version that this process saw
 
 
 def look(url: str) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def look(url: str) -> dict[str, Any]:
 
 
 def info(path: str | os.PathLike[str], *, fresh: bool = False) -> Info:
-    """The size and the version of a file, local or not; ``fresh`` asks again what this process asked before.
+    """The size and the version of a file, local or not; ``fresh`` ignores what this process has cached.
 
     Raises:
         DataError: it is not there, or cannot be read.
@@ -276,7 +276,7 @@ def write_bytes(url: str, data: bytes) -> None:
 
 
 def delete(url: str) -> None:
-    """Delete a file; one that is not there is no error.
+    """Delete a file; a missing file is not an error.
 
     Raises:
         DataError: it cannot be deleted.

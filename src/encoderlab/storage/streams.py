@@ -1,4 +1,4 @@
-"""Files at URLs as streams: in blocks that are requested ahead, checked for their length, and hashed as they pass."""
+"""Files at URLs as streams: blocks are requested ahead, checked for their length, and hashed as they are read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from encoderlab.storage import places
 BLOCK = 4 << 20  # bytes of one request
 AHEAD = 4  # blocks requested before they are needed
 KEPT = 4  # blocks in memory besides these, for readers that seek
-_HASHES: dict[tuple[str, places.Info], str] = {}  # of what this process read from start to end
+_HASHES: dict[tuple[str, places.Info], str] = {}  # of files that this process read from start to end
 
 
 def open_file(path: str | os.PathLike[str]) -> IO[bytes]:
@@ -54,7 +54,7 @@ class RemoteFile(io.RawIOBase):
         self._system, self._path = places.file_system(url)
         self._info = places.info(url)
         self._whole: bytes | None = None
-        if self._info.size < 0:  # a web server that does not say: there is no other way than all at once
+        if self._info.size < 0:  # a web server without sizes: the whole file must be read at once
             self._whole = places.read_bytes(url)
             self._info = self._info._replace(size=len(self._whole))
         self._pool = ThreadPoolExecutor(AHEAD, thread_name_prefix="storage")
@@ -115,7 +115,7 @@ class RemoteFile(io.RawIOBase):
 
         def request() -> bytes:
             data = bytes(self._system.cat_file(self._path, start=start, end=end))
-            if len(data) == self._info.size > end - start:  # a web server that knows no ranges
+            if len(data) == self._info.size > end - start:  # a web server without range requests
                 return data[start:end]
             if len(data) != end - start:
                 raise ConnectionError(f"{len(data)} of {end - start} bytes arrived")

@@ -31,8 +31,8 @@ class Tune(Bounded):
 
     Args:
         field: of the recipe.
-        factors: what the value that the arm's recipe has is multiplied with.
-        share: of the budget that a trial gets. The value of the trial with the lowest held-out loss is taken.
+        factors: multiples of the value in the arm's recipe.
+        share: of the budget for a trial. The value of the trial with the lowest held-out loss is taken.
     """
 
     field: str = "optim.lr"
@@ -61,7 +61,7 @@ class Pairs(Bounded):
 
 @dataclass(frozen=True, kw_only=True)
 class Finetune(Bounded):
-    """The development score of a task that the model is fine-tuned on in full, the mean over ``seeds``.
+    """The development score after full fine-tuning on a task, the mean over ``seeds``.
 
     Args:
         task: a benchmark's name, with ``data`` the folder of its files.
@@ -101,7 +101,7 @@ Measure = Pairs | Finetune | Probe
 class Claim:
     """A claim to test: arm ``better`` is better ``than`` another arm ``by`` a measure (None: by every one).
 
-    ``text`` says what is claimed, and ``source`` by whom and with which numbers.
+    ``text`` is the claim, and ``source`` says who makes it and with which numbers.
     """
 
     better: str
@@ -116,17 +116,17 @@ class Study(Bounded):
     """The content of a study's file.
 
     Args:
-        corpus, recipe, set: of every arm without its own.
-        budget: one unit (``flops``, ``tokens``, ``steps``, ``hours``) with one amount or several; ``parameters``
-            besides is the most that an arm may have.
+        corpus, recipe, set: defaults for arms without their own.
+        budget: one unit (``flops``, ``tokens``, ``steps``, ``hours``) with one amount or several; also ``parameters``,
+            the largest number for an arm.
         seeds: number of seeds, starting at 1, or a list.
         arms: by name.
         vary: values of fields by path; every combination is an arm, for each of ``arms`` if there are any.
         tune: the field to search for every arm; null searches nothing.
-        measures: besides the held-out loss, bits per byte, speed and memory, which are always measured.
+        measures: further measures; the held-out loss, bits per byte, speed and memory are always measured.
         baseline: every other arm is compared with this one; by default the first. ``claims`` list other comparisons.
-        margins: by measure, the least difference that matters: where the interval excludes it, a claim does not hold.
-        threads: of one run. The last bits of its numbers depend on it, so it belongs to the study.
+        margins: by measure, the least difference that matters; if the interval excludes it, a claim does not hold.
+        threads: of one run. The last bits of its results depend on it, so it belongs to the study.
     """
 
     name: str = ""
@@ -163,7 +163,7 @@ def read(path: Path) -> tuple[Study, dict[str, Arm]]:
     """The study in a YAML or JSON file, and its arms by name. Relative paths start at the file's folder.
 
     Raises:
-        ConfigError: names the wrong key.
+        ConfigError: a key is wrong.
     """
     where = str(path)
     study = from_dict(Study, _with_numbers(read_file(path)), where=where)
@@ -185,7 +185,7 @@ def read(path: Path) -> tuple[Study, dict[str, Arm]]:
 
 
 def _with_numbers(value: Any) -> Any:
-    """Plain data in which texts such as ``1e13``, which YAML 1.1 takes for text, are numbers."""
+    """Plain data with numbers for texts such as ``1e13``, which YAML 1.1 reads as text."""
     if isinstance(value, Mapping):
         return {key: _with_numbers(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""The page of a study: verdicts, quality against cost, curves, the table, what was tuned, and how losses fall."""
+"""The page of a study: verdicts, quality against cost, curves, the table, tuning, and scaling laws."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _points(results: Results, arm: str, measure: str) -> list[Point]:
 
 
 def _quality(results: Results) -> list[tuple[str, str, Chart | None]]:
-    """A chart for each measure, of arms whose losses are comparable; it says which direction is better."""
+    """A chart for each measure, of arms with comparable losses; its label says which direction is better."""
     several = len(results.plan.study.amounts) > 1
     panels = []
     for measure in results.measures:
@@ -177,7 +177,7 @@ NUMBERS = ("parameters", "tokens", "flops", "seconds", "tokens_per_second", "mem
 
 
 def _score(results: Results, arm: str, amount: float, name: str) -> tuple[str, str]:
-    """Mean and half interval, and how many seeds there are."""
+    """Mean, half interval, and number of seeds."""
     if (mean := results.mean(arm, amount, name)) is None:
         return "–", ""
     middle, half = mean

@@ -60,7 +60,7 @@ class StudyPlan:
         """The plan of a study's file, checked: every cell can run and be measured.
 
         Raises:
-            ConfigError, DataError: with the arm or the measure that cannot.
+            ConfigError, DataError: names the arm or the measure that cannot.
         """
         study, arms = read(path)
         plan = cls(study=study, arms=arms, base=path.resolve().parent)
@@ -98,7 +98,7 @@ class StudyPlan:
         return recipe
 
     def _steps(self, recipe: Recipe) -> int:
-        """About how many steps the budget has; if unknown, the usual distance of validations."""
+        """The approximate number of steps in the budget; if unknown, the usual distance of validations."""
         phase = recipe.phases[0]
         unit, amount = recipe.budget.unit, recipe.budget.amount
         if unit == "flops":
@@ -141,8 +141,8 @@ class StudyPlan:
         ]
 
     def cells(self, chosen: Mapping[tuple[str, float], float | None]) -> list[Cell]:
-        """The runs that are compared, with the values ``chosen`` by arm and budget; arms in the inner turn, so that a
-        study that is stopped early has whole comparisons. Arms and budgets without a choice are left out.
+        """The runs to compare, with the values ``chosen`` by arm and budget; arms vary fastest, so that a study that is
+        stopped early has whole comparisons. Arms and budgets without a choice are left out.
         """
         return [
             self._cell(arm, amount, seed, value=chosen[arm, amount])
@@ -175,7 +175,7 @@ class StudyPlan:
         """Refuse a study with a cell that cannot run or be measured.
 
         Raises:
-            ConfigError, DataError: with its name.
+            ConfigError, DataError: names the cell.
         """
         for measure in self.study.measures:
             if isinstance(measure, Finetune):
@@ -230,7 +230,7 @@ class StudyPlan:
         }
 
     def fairness(self) -> list[str]:
-        """Lines that say what is equal for all arms and what differs."""
+        """Lines about what is equal for all arms and what differs."""
         study = self.study
         corpora = {Corpus(self.corpus(arm)).manifest.content for arm in self.arms}
         formats = {self.recipe(arm, study.amounts[0], 1).format.kind for arm in self.arms}

@@ -106,8 +106,8 @@ class Results:
     def _comparable(self, one: str, two: str, measure: str) -> str | None:
         """Why losses of two arms cannot be compared; None if they can.
 
-        Losses must be of the same text and predict the same; losses per token also need the same tokens, and so the
-        same corpus.
+        Losses must be of the same text and the same kind of prediction; losses per token also need the same tokens, so
+        the same corpus.
         """
         if measure not in LOWER:
             return None
@@ -160,7 +160,7 @@ class Results:
 
     @cached_property
     def scaling(self) -> dict[tuple[str, str], PowerLaw]:
-        """How the loss of each arm falls with its FLOPs, if there are three budgets or more."""
+        """The power law of each arm's loss in its FLOPs, if there are three budgets or more."""
         laws = {}
         for arm in self.plan.arms:
             points = [

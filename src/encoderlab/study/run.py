@@ -74,7 +74,7 @@ def _choose(
 def _run(
     plan: StudyPlan, cells: Sequence[Cell], out: Path, execute: Execute, *, retry: bool, say: Say
 ) -> dict[str, dict[str, Any]]:
-    """The results of cells by name; those that are not there yet are computed."""
+    """The results of cells by name; missing ones are computed."""
     results: dict[str, dict[str, Any]] = {}
     jobs: dict[str, Job] = {}
     for cell in cells:
@@ -132,7 +132,7 @@ def _known(path: Path, result: Path, spec: dict[str, Any], cell: Cell) -> dict[s
 
     Raises:
         ConfigError: the folder's cell of that name has another recipe or corpus.
-        Damaged: its result or its input is not what was written.
+        Damaged: its result or its input has changed since it was written.
     """
     try:
         record = read_record(result)

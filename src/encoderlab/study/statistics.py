@@ -1,4 +1,4 @@
-"""Paired comparisons over seeds, and how a loss falls with the budget."""
+"""Paired comparisons over seeds, and the power law of a loss in the budget."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Branches of a run with a warm-up-stable-decay schedule: one run, several budgets (Hu et al., 2024, section 4).
 
-Until its decay begins such a run does the same whatever its budget is. So a checkpoint of that part belongs to the run
-of any budget that has not begun to decay there either, and its branch ends with the bits of the run that had that
-budget from the start.
+Before its decay, such a run does not depend on its budget. So a checkpoint of that part can continue to any budget that
+has not started to decay there either, and the branch ends with the same bits as a run that had that budget from the
+start.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def branch(source: Path, out: Path, recipe: Recipe) -> None:
         out: a new folder; training it continues from there.
 
     Raises:
-        ConfigError: ``out`` has content, or the run of the checkpoint and ``recipe`` would not have done the same up to
-            there: they differ in more than budget and decay, one of the two was decaying already, or something else
-            in them follows the budget.
+        ConfigError: ``out`` has content, or the checkpoint's run differs from ``recipe`` before the checkpoint: in more
+            than budget and decay, because one of the two was already decaying, or because other settings depend on the
+            budget.
         DataError: the checkpoint is damaged.
     """
     run = source.resolve().parent.parent
@@ -65,7 +65,7 @@ def branch(source: Path, out: Path, recipe: Recipe) -> None:
 
 
 def _check(before: Recipe, now: Recipe, place: dict[str, Any], source: Path) -> None:
-    """Refuse a branch that would not be the run of its recipe."""
+    """Refuse a branch that would differ from the run of its recipe."""
     one, other = before.schedule, now.schedule
     if not isinstance(one, WarmupStableDecay) or not isinstance(other, WarmupStableDecay):
         raise ConfigError(
@@ -82,7 +82,7 @@ def _check(before: Recipe, now: Recipe, place: dict[str, Any], source: Path) -> 
     if differences or before.budget.unit != now.budget.unit:
         units = f"budget.unit was {before.budget.unit!r}, now {now.budget.unit!r}"
         shown = "; ".join(differences[:3] or [units])
-        raise ConfigError(f"{source}: is of another run ({shown}); a branch may change only budget and decay")
+        raise ConfigError(f"{source}: belongs to another run ({shown}); a branch may change only budget and decay")
     masking = getattr(now.objective, "masking", None)
     if len(now.phases) > 1 or now.ramp is not None or masking is not None and masking.final_rate is not None:
         raise ConfigError(
@@ -91,7 +91,7 @@ def _check(before: Recipe, now: Recipe, place: dict[str, Any], source: Path) -> 
         )
     spent = {"steps": place["step"], "tokens": place["tokens"], "flops": place["flops"]}.get(now.budget.unit)
     if spent is None:
-        raise ConfigError("a budget in hours has no exact branches; give budgets in steps, tokens or FLOPs")
+        raise ConfigError("a budget in hours cannot be branched exactly; give budgets in steps, tokens or FLOPs")
     for recipe in (before, now):
         schedule, amount = recipe.schedule, recipe.budget.amount
         assert isinstance(schedule, WarmupStableDecay)

@@ -1,10 +1,10 @@
-"""Write checkpoints whole or not at all: to a folder aside, hashed, synced and renamed; verify them before reading.
+"""Write checkpoints whole or not at all (to a temporary folder, hashed, synced, renamed); verify them before reading.
 
     RUN/checkpoints/step-000500/   weights.safetensors  carried.safetensors  state.json  recipe.json  manifest.json
     RUN/checkpoints/latest         a link to the newest one
 
-With FSDP every process writes the parts that it has, by :mod:`torch.distributed.checkpoint`, into a file of its own
-(``shard-00003-...safetensors``) in place of the first two; :class:`encoderlab.train.stored.StoredTensors` reads both.
+With FSDP every process writes its parts with :mod:`torch.distributed.checkpoint` into its own file
+(``shard-00003-...safetensors``) instead of the first two; :class:`encoderlab.train.stored.StoredTensors` reads both.
 
 ``manifest.json`` has size and SHA-256 of every other file. If the process crashes or the disk is full while saving, a
 ``.partial-...`` folder remains, which the next session removes. A damaged checkpoint is reported, and the one before it
@@ -45,11 +45,11 @@ PARTIAL, OLD = ".partial-", "-old"
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """The content of a checkpoint: tensors in CPU memory, of which each process may have a part, and plain data.
+    """The content of a checkpoint: tensors in CPU memory (each process may have a part), and plain data.
 
     Args:
         weights: of the objective; tied tensors appear once.
-        carried, state: everything else that passes from step to step, as tensors and as plain data.
+        carried, state: everything else that is carried from step to step, as tensors and as plain data.
         recipe: of the run.
     """
 
@@ -63,7 +63,7 @@ class Writer:
     """Writes snapshots into a folder, one at a time, in a thread while training continues.
 
     The next call of :meth:`save` or :meth:`wait` raises the thread's error. With ``world``, every process has a writer
-    and saves at the same steps, each its own parts; the messages of these threads go through a group of their own.
+    and saves its own parts at the same steps; the messages of these threads use a separate process group.
     """
 
     def __init__(self, folder: Path, *, keep: int, world: World | None = None) -> None:
@@ -75,7 +75,7 @@ class Writer:
             self._tidy()
 
     def _tidy(self) -> None:
-        """Remove what a killed session left."""
+        """Remove the remains of a killed session."""
         self.folder.mkdir(exist_ok=True)
         for leftover in self.folder.glob(f"{PARTIAL}*"):
             whole = self.folder / leftover.name.removeprefix(PARTIAL).rsplit("-", 2)[0]
@@ -141,8 +141,8 @@ class Writer:
 
 
 def write(folder: Path, snapshot: Snapshot) -> None:
-    """Write the checkpoint ``folder``: to a folder aside, sync each file, then rename it, replacing one of the same
-    step.
+    """Write the checkpoint ``folder``: write to a temporary folder, sync each file, then rename it; one of the same
+    step is replaced.
     """
     partial = _aside(folder, os.getpid())
     try:
@@ -160,13 +160,13 @@ def write_together(folder: Path, snapshot: Snapshot, world: World) -> None:
     """:func:`write` by all processes: each writes its parts and hashes its file, the first one completes the folder.
 
     Raises:
-        DataError, OSError: on every process, if one could not write; the folder is then as it was before.
+        DataError, OSError: on every process, if one could not write; the folder is then unchanged.
     """
     partial = folder.with_name(f"{PARTIAL}{folder.name}-{int(world.agree(lambda: _begin(folder)))}")
     try:
         try:
             writer = HuggingFaceStorageWriter(str(partial), save_distributed=True)
-            # All of one file: the writer takes names and places of parts from the tensors themselves.
+            # All in one file: the writer takes names and places of parts from the tensors themselves.
             dcp.save(snapshot.weights | snapshot.carried, storage_writer=writer, process_group=world.group)
         except CheckpointException as error:
             raise next(iter(error.failures.values()))[0] from None
@@ -183,7 +183,7 @@ def write_together(folder: Path, snapshot: Snapshot, world: World) -> None:
 
 
 def _begin(folder: Path) -> int:
-    """Make the folder aside on the first process; returns the number of its process, which is in the name."""
+    """Make the temporary folder on the first process; returns its process id, which is in the name."""
     _aside(folder, os.getpid())
     return os.getpid()
 
@@ -200,7 +200,7 @@ def _complete(folder: Path, partial: Path, files: dict[str, Any], snapshot: Snap
     for name, entry in files.items():
         if not (partial / name).is_file() or (partial / name).stat().st_size != entry["bytes"]:
             raise DataError(
-                f"{partial / name}: another node has written it, but it is not seen here; give an output folder on "
+                f"{partial / name}: another node has written it, but it is not visible here; give an output folder on "
                 "storage that all nodes share"
             )
     files |= {
@@ -264,7 +264,7 @@ def verify(folder: Path) -> None:
     """Compare all files with the manifest.
 
     Raises:
-        DataError: a file is missing, truncated or changed, or there is another one with tensors; the message names it.
+        DataError: a file is missing, truncated or changed, or a file with tensors does not belong there.
     """
     try:
         files = json.loads((folder / MANIFEST).read_bytes())["files"]
@@ -272,7 +272,7 @@ def verify(folder: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise DataError(f"{folder / MANIFEST}: missing or damaged, so the checkpoint cannot be trusted") from None
     if strangers := sorted(path for path in folder.glob("*.safetensors") if path.name not in expected):
-        raise DataError(f"{strangers[0]}: is no part of the checkpoint; move it elsewhere")
+        raise DataError(f"{strangers[0]}: is not part of the checkpoint; move it elsewhere")
     for file, (size, digest) in expected.items():
         path = folder / file
         if not path.is_file():
@@ -284,14 +284,18 @@ def verify(folder: Path) -> None:
 
 
 def load_weights(module: nn.Module, folder: Path) -> None:
-    """Load the weights of the checkpoint ``folder`` into ``module``, sharded or not, written by however many processes.
+    """Load the weights of the checkpoint ``folder``, written by any number of processes, into ``module``, sharded or
+    not.
 
     Raises:
         DataError: the checkpoint belongs to another model.
     """
     stored, own = StoredTensors(folder), named_tensors(module)
     if strangers := sorted(own.keys() ^ stored.weights.keys()):
-        raise DataError(f"{folder}: its tensors are not those of this model ({strangers[0]} is only in one of them)")
+        raise DataError(
+            f"{folder}: its tensors are not those of this model ({strangers[0]} is only in one of them); give "
+            "one of this model"
+        )
     stored.read_into(own)
 
 
@@ -325,7 +329,7 @@ def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 def _write_json(path: Path, data: Any) -> dict[str, Any]:
     text = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
-    return _write_file(path, text.encode(errors="backslashreplace"))  # as files.write_text: names may be no UTF-8
+    return _write_file(path, text.encode(errors="backslashreplace"))  # as files.write_text: names may not be UTF-8
 
 
 def _write_file(path: Path, *chunks: bytes | memoryview) -> dict[str, Any]:

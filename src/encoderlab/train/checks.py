@@ -1,6 +1,6 @@
-"""Combinations that a pretraining recipe may not have, found from the recipe alone.
+"""Refuse combinations in a pretraining recipe that cannot work, from the recipe alone.
 
-An objective and a format of rows check what they need themselves: ``Settings.check`` and ``BaseFormat.check``.
+Objectives and formats of rows check their own needs: ``Settings.check`` and ``BaseFormat.check``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def check(recipe: Recipe) -> None:
     """Refuse combinations that cannot work, from the recipe alone; no weights are made.
 
     Raises:
-        ConfigError: with the reason and a remedy.
+        ConfigError: a combination cannot work.
     """
     lengths = [phase.length for phase in recipe.phases]
     _check_generator(recipe)
@@ -48,7 +48,7 @@ def _check_generator(recipe: Recipe) -> None:
 
 
 def _check_masking(recipe: Recipe) -> None:
-    """Refuse a masking rate that changes over rows whose number is not known beforehand."""
+    """Refuse a changing masking rate if the number of rows is not known beforehand."""
     if not recipe.objective.masking_changes:
         return
     if recipe.budget.unit == "hours":

@@ -1,4 +1,4 @@
-"""Continue a model: which architectures are the same, and which weights are taken."""
+"""Continue a model: compare architectures, and copy weights."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def source_of(recipe: Recipe, tokenizer: Tokenizer) -> tuple[Model, Model | None
 
 
 def continuing(config: ModelConfig, source: ModelConfig, name: str) -> ModelConfig:
-    """``config`` with the encoder of ``source``, whose weights continue; fields that matter only in training stay."""
+    """``config`` with the encoder of ``source``, whose weights are continued; fields that matter only in training
+    stay.
+    """
     here, there = (_architecture(model.encoder) for model in (config, source))
     differ = [
         f"{f.name} {getattr(there, f.name)}, here {getattr(here, f.name)}"

@@ -18,7 +18,7 @@ class BatchSource(Protocol):
     def __next__(self) -> Batch: ...
 
     def state(self) -> dict[str, int]:
-        """What a new source needs to continue after the last batch returned."""
+        """The state from which a new source continues after the last returned batch."""
 
     def close(self) -> None: ...
 
@@ -30,7 +30,7 @@ phase.
 
 
 class Chance(NamedTuple):
-    """What guessing by how often labels occur reaches: the loss in nats, and the share that is right."""
+    """The result of guessing by label frequencies: the loss in nats, and the share of right guesses."""
 
     loss: float
     accuracy: float
@@ -44,7 +44,7 @@ class Data:
         source: opens the training batches.
         validation: returns the same whole batches at each call, on every process.
         score: further validation numbers of a task; called with the objective in evaluation mode.
-        chance: by term, what guessing reaches in validation.
+        chance: by term, the result of guessing in validation.
         hashes: identify the data in the run folder.
         bytes_per_token: turns the losses in ``Objective.per_token`` into bits per byte.
         operations: training FLOPs per token, needed for a budget in FLOPs.

@@ -65,7 +65,7 @@ class World:
         return [json.loads(bytes(part.tolist())) for part in self.gather_rows(letters)]
 
     def apart(self) -> World:
-        """The same processes with messages of their own, for another thread; every process must call it."""
+        """The same processes with a separate message channel, for another thread; every process must call it."""
         return replace(self, group=dist.new_group(backend="gloo")) if self.size > 1 else self
 
     def agree(self, decide: Callable[[], float | None]) -> float:
@@ -86,10 +86,10 @@ class World:
         return answer
 
     def everywhere(self, act: Callable[[], Made]) -> Made:
-        """What ``act`` returns here; if it fails on any process, all end. Every process must call it.
+        """The result of ``act`` here; if it fails on any process, all end. Every process must call it.
 
         Raises:
-            EncoderlabError: this process's error; the first process names another one's node.
+            EncoderlabError: this process's error; the first process names the node of another's.
         """
         made, error = None, None
         try:
@@ -107,7 +107,7 @@ class World:
         return made  # type: ignore[return-value]
 
     def same(self, facts: Mapping[str, Any], remedy: str) -> None:
-        """Refuse to go on if another process has other ``facts`` than the first one. Every process must call it.
+        """Refuse to continue if a process has other ``facts`` than the first. Every process must call it.
 
         Raises:
             ConfigError: names the node, the fact and the ``remedy``.
@@ -155,8 +155,8 @@ LOST = (
 
 @contextlib.contextmanager
 def company() -> Iterator[None]:
-    """A context for calls that need the other processes; if one has ended, the error says so instead of gloo's or
-    NCCL's.
+    """A context for calls that need the other processes; if one has ended, the error says so, instead of an error of
+    gloo or NCCL.
 
     Raises:
         Stopped: the run can continue from its last checkpoint.
@@ -174,7 +174,7 @@ def company() -> Iterator[None]:
 
 
 def join(device: Literal["auto", "cpu", "cuda"] = "auto") -> World:
-    """The world that torchrun's environment describes, or a world of one process.
+    """The world of torchrun's environment, or a world of one process.
 
     Raises:
         ConfigError: ``cuda`` is requested but absent, a machine has more processes than GPUs, or nodes have different
@@ -211,8 +211,8 @@ def join(device: Literal["auto", "cpu", "cuda"] = "auto") -> World:
 
 
 def _check_restarts() -> None:
-    """Refuse restarts by torchrun that would wait for ever, for addresses of processes that have ended: it keeps them
-    in a store that outlives the processes (pytorch#135712).
+    """Refuse restarts by torchrun that would wait forever for addresses of ended processes, which it keeps in a store
+    that outlives them (pytorch#135712).
     """
     elastic = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
     if elastic and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
@@ -225,7 +225,7 @@ def _check_restarts() -> None:
 def spread(
     module: nn.Module, world: World, parallel: Literal["ddp", "fsdp"], exchange: Literal["bf16"] | None = None
 ) -> nn.Module:
-    """The module to call in training, whose processes send each other gradients in fp32, or as ``exchange`` says.
+    """The module to call in training; processes exchange gradients in fp32, or in the precision ``exchange``.
 
     Both engines send a part of the gradients while the backward pass computes the next (a bucket of DDP, a block of
     FSDP2). FSDP2 changes ``module`` in place: one shard group per encoder block and one for the rest.
@@ -254,8 +254,8 @@ def spread(
 class _Bf16Wire:
     """DDP's communication hook for CPUs: a thread that averages buckets in bf16, one after another.
 
-    torch's own hook is refused on gloo; and one that ends in a callback of gloo can hang when its group is destroyed,
-    which then waits for a thread that waits for the interpreter.
+    gloo refuses torch's own hook. A hook that ends in a callback of gloo can hang when its group is destroyed, because
+    the destruction then waits for a thread that waits for the interpreter.
     """
 
     def __init__(self, world: World) -> None:

@@ -44,7 +44,7 @@ def compile_layers(objective: Objective) -> None:
 
 
 class Engine:
-    """An objective under training: its networks, their optimiser, and the state that passes from step to step.
+    """An objective under training: its networks, their optimiser, and the state that is carried from step to step.
 
     ``tally`` adds up losses until the loop replaces it. ``largest_norm`` is the largest gradient norm until the loop
     resets it, NaN or infinite if a gradient was. ``memory`` belongs to this process's rows of the next batch.
@@ -217,13 +217,13 @@ class Engine:
             torch._foreach_copy_(self._weights(), self._averages())
 
     def weights(self) -> dict[str, Tensor]:
-        """Copies of the objective's tensors in CPU memory: whole ones on the first process, and with FSDP the parts of
-        each process on every one.
+        """Copies of the objective's tensors in CPU memory: whole ones on the first process; with FSDP, each process has
+        its parts.
         """
         return self._copied(named_tensors(self.objective))
 
     def carried(self) -> dict[str, Tensor]:
-        """The other tensors that pass from step to step, as :meth:`weights`: moments, averages of weights, memory."""
+        """The other tensors that are carried from step to step, as :meth:`weights`: moments, averages, memory."""
         memory = {f"{MEMORY}{i}": torch.cat(self.world.gather_rows(m)).float() for i, m in enumerate(self.memory or ())}
         return self._copied(self._moving() | memory)
 
@@ -235,7 +235,7 @@ class Engine:
         }
 
     def counters(self) -> dict[str, float]:
-        """The plain numbers that pass from step to step."""
+        """The plain numbers that are carried from step to step."""
         return {"updates": self.optimizer.steps, "scale": self.scale, "fine_steps": self.fine_steps}
 
     def restore(self, stored: StoredTensors, counters: Mapping[str, float]) -> None:

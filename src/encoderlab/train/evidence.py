@@ -125,7 +125,7 @@ def read(run: Path, corpus: Path | None = None) -> Evidence:
 
 
 def of_lines(lines: Sequence[Line], recipe: Mapping[str, Any]) -> Evidence:
-    """What metrics and recipe say, without a look at the corpus or at weights."""
+    """The evidence in metrics and recipe, without corpus and weights."""
     return Evidence(
         train=[line for line in lines if line["split"] == "train"],
         valid=[line for line in lines if line["split"] == "valid" and "losses" in line],
@@ -139,7 +139,7 @@ def check_corpus(run: Path, corpus: Path) -> None:
     """Refuse a corpus that the run was not trained on, if the run's record names its corpus.
 
     Raises:
-        ConfigError: names both.
+        ConfigError: the corpus is another one.
     """
     path = run / folder.PROVENANCE
     sessions = folder.read(path).get("sessions") if path.exists() else None
@@ -158,7 +158,7 @@ def read_lines(path: Path) -> list[Line]:
     """The lines of metrics; a truncated last line is left out, as on resuming.
 
     Raises:
-        DataError: another line is broken, or is not a line of metrics.
+        DataError: another line is damaged, or is not a line of metrics.
     """
     whole, newline, cut = path.read_text(encoding="utf-8", errors="replace").rpartition("\n")
     lines: list[Line] = []

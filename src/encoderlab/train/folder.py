@@ -63,13 +63,13 @@ class RunFolder:
         _PACKAGE.setLevel(min(_PACKAGE.level or logging.INFO, logging.INFO))
 
     def _claim(self, recipe: Any, data: dict[str, str]) -> None:
-        """Make the folder this run's, or check that it already is."""
+        """Claim the folder for this run, or check that it already belongs to it."""
         known, provenance = self.path / RECIPE, self.path / PROVENANCE
         remove_leftovers(self.path.rglob(".*.tmp"))
         sessions: list[dict[str, Any]] = []
         if known.exists():
             before = read(known)
-            with suppress(ConfigError):  # that of another kind of run is compared as it stands
+            with suppress(ConfigError):  # the record of another kind of run is compared unchanged
                 before = to_dict(from_dict(type(recipe), before))  # without keys of earlier versions
             differences = compare(before, to_dict(recipe))
             if provenance.exists():
@@ -253,9 +253,7 @@ def hardware() -> dict[str, Any]:
 
 
 def peak_memory(device: Any = None) -> int | None:
-    """Bytes that this process has held at most: of a GPU if ``device`` is one, else of main memory; None where the
-    system does not say.
-    """
+    """The peak memory of this process in bytes: of a GPU if ``device`` is one, else main memory; None if unknown."""
     if getattr(device, "type", "cpu") == "cuda":
         import torch
 

@@ -1,4 +1,4 @@
-"""What a run reports: metrics, notes, progress, and the doctor's findings."""
+"""The reports of a run: metrics, notes, progress, and the doctor's findings."""
 
 from __future__ import annotations
 

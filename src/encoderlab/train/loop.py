@@ -163,7 +163,7 @@ class _Run:
         """Refuse settings that cannot work, before anything is opened.
 
         Raises:
-            ConfigError: with a remedy.
+            ConfigError: the settings cannot work.
         """
         recipe, processes = self.recipe, self.world.size
         smallest = min([phase.rows for phase in recipe.phases] + ([recipe.ramp.rows] if recipe.ramp else []))
@@ -427,7 +427,7 @@ class _Run:
         known later.
 
         Raises:
-            ConfigError: lists the numbers of the validation.
+            ConfigError: the validation has no such number.
         """
         evaluation, data = self.recipe.evaluation, self.data
         if evaluation.best is None or data.score is not None:
@@ -463,7 +463,7 @@ class _Run:
         return by_steps or settings.minutes is not None and place.seconds - saved.seconds >= settings.minutes * 60
 
     def _save(self) -> None:
-        """Copy everything to CPU memory; a thread writes it."""
+        """Copy everything to CPU memory; a thread writes it (:func:`encoderlab.train.checkpoint.write`)."""
         begin, engine = time.perf_counter(), self.engine
         with self._explained():
             engine.check()

@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 def fit(recipe: Recipe, tokenizer: Tokenizer, *, resumed: Path | None = None) -> Recipe:
     """The recipe with the vocabulary size of ``tokenizer``; an adaptive softmax loses cut-offs beyond that size.
 
-    A recipe that continues a model takes over what the weights need, such as a larger word table. For a run that is
-    ``resumed``, the run's own record determines that.
+    A recipe that continues a model adopts the sizes of its weights, such as a larger word table. For a ``resumed`` run,
+    its own record determines them.
 
     Raises:
         ConfigError: a segment table is too short for the rows, or the model to continue has another architecture,
@@ -108,7 +108,7 @@ def bare_objective(recipe: Recipe) -> Objective:
     settings, size = recipe.objective, recipe.model.encoder.vocab
     second = None if recipe.generator is None else Model(recipe.generator)
     if isinstance(settings, DistillSettings):
-        with torch.device("cpu"):  # also where the caller gives the networks no memory
+        with torch.device("cpu"):  # even if the caller makes networks without memory for weights
             second = load(settings.teacher)
     vocabulary = Vocabulary(size=size, pad=0, mask=1, special=(0, 1), counts=np.ones(size))
     return _objective(recipe, Model(recipe.model), second, vocabulary)

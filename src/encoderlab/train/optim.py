@@ -36,7 +36,7 @@ class LayerDecay(Bounded):
     """Multiply the rate of a parameter by ``decay ** (L + offset - depth)`` (ELECTRA; XLNet).
 
     Depth is 0 for embeddings, i + 1 for layer i (from 0); heads have the full rate. Offset 2 is ELECTRA's and
-    ConvBERT's code, which gives the top layer ``decay ** 2`` (google-research/electra#51); 1 is what was intended; 0 is
+    ConvBERT's code, which gives the top layer ``decay ** 2`` (google-research/electra#51); 1 was intended; 0 is
     XLNet's, whose top layer has the full rate.
     """
 
@@ -206,8 +206,8 @@ def _layer_rates(module: nn.Module, settings: LayerDecay) -> dict[str, float]:
 def _depth(name: str, layers: int) -> int:
     """The depth of a parameter, see :class:`LayerDecay`.
 
-    0 for the embeddings and for tables that all layers share, i + 1 for layer i (from 0) and what is added to its
-    output, L for the last norm.
+    0 for the embeddings and for tables that all layers share, i + 1 for layer i (from 0) and for parts whose output is
+    added to its output, L for the last norm.
     """
     if match := re.match(r"blocks\.(\d+)\.", name):
         return int(match[1]) + 1
@@ -369,7 +369,7 @@ class Optimizer:
         return self._over_shards(norms.square()).sqrt() if self.sharded else norms
 
     def _over_shards(self, sums: Tensor) -> Tensor:
-        """``sums`` of shards, added up over the processes that have the others."""
+        """``sums`` of shards, added up over the processes that have the other shards."""
         if self.sharded:
             dist.all_reduce(sums)
         return sums
@@ -437,8 +437,8 @@ class Optimizer:
 def _prepare(grads: list[Tensor], grad_scale: Tensor | None, skip: Tensor | None) -> Tensor:
     """Divide the gradients by ``grad_scale``, and set them to 0 if the step is skipped.
 
-    Returns on the device whether it is skipped, because the host does not know; a skipped step then uses factors that
-    change nothing.
+    Returns whether it is skipped as a tensor on the device, because the host does not know; a skipped step then uses
+    factors that change nothing.
     """
     left_out = torch.zeros((), dtype=torch.bool, device=grads[0].device) if skip is None else skip.bool()
     if grad_scale is not None:
@@ -449,10 +449,9 @@ def _prepare(grads: list[Tensor], grad_scale: Tensor | None, skip: Tensor | None
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:
-    """``matrices`` (N, m, n) with singular values brought to about 0.7 to 1.2 and the same singular vectors
-    (:class:`Muon`).
+    """``matrices`` (N, m, n) with the same singular vectors and singular values of about 0.7 to 1.2 (:class:`Muon`).
 
-    Matrices of zeros stay zero. On a GPU in bfloat16, which loses nothing (Jordan et al., 2024).
+    Matrices of zeros stay zero. On a GPU it computes in bfloat16, without loss of quality (Jordan et al., 2024).
     """
     x = matrices.bfloat16() if matrices.is_cuda else matrices.float()
     tall = x.shape[-2] > x.shape[-1]

@@ -49,7 +49,7 @@ def widened(name: Precision, device: torch.device) -> bool:
 def _at_half_speed() -> bool:
     """Whether the bf16 instructions of AVX-512 are slower than float32 (84 against 160 GFLOP/s per core).
 
-    That is so on Intel's cores with AVX512-FP16, which are made for AMX, if a virtual machine hides or breaks AMX.
+    So it is on Intel's cores with AVX512-FP16, which are built for AMX, if a virtual machine hides or breaks AMX.
     AMD's instructions are twice as fast as float32.
     """
     about = processor.description()

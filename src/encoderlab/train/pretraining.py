@@ -44,8 +44,8 @@ def pretrain(
 ) -> Outcome:
     """Pretrain ``recipe`` on the corpus folder ``corpus`` in the run folder ``out``; call it again to resume.
 
-    ``branch_from`` is a checkpoint of another run, from which this one goes on to another budget
-    (:func:`encoderlab.train.branching.branch`); once ``out`` has a checkpoint it is not read again.
+    ``branch_from`` is a checkpoint of another run, from which this one continues to another budget
+    (:func:`encoderlab.train.branching.branch`); it is not read once ``out`` has a checkpoint.
     The result is in ``out/model`` (``out/model/generator`` and ``out/model/discriminator`` for two networks). ``peak``
     measures the FLOP/s of one device; the run then shows its share of it. ``score`` opens further validation scores
     (:func:`encoderlab.measure.pairs.validation.validation_scores`).
@@ -89,7 +89,7 @@ def pretrain(
 
 
 def _pinned(recipe: Recipe, out: Path) -> Recipe:
-    """The recipe with the commits of the models of the Hub that it continues or learns from."""
+    """The recipe with the commits of its models on the Hub (``init_from``, teacher)."""
     if recipe.init_from is not None:
         recipe = replace(recipe, init_from=pin(recipe.init_from, out))
     settings = recipe.objective
@@ -110,8 +110,8 @@ def save_models(
 
 
 def _unread(recipe: Recipe, folder: Path) -> tuple[Objective, Callable[[Tensor], Tensor]]:
-    """The objective of a run without memory for its weights, and what reads the result of one from the checkpoint
-    ``folder``.
+    """The objective of a run without memory for its weights, and a function that reads a weight of the result from the
+    checkpoint ``folder``.
     """
     with torch.device("meta"):
         objective = bare_objective(recipe)
@@ -130,7 +130,7 @@ def models_at(folder: Path) -> dict[str, Model]:
     tokenizer.
 
     Raises:
-        DataError: the checkpoint is damaged, or not one of pretraining.
+        DataError: the checkpoint is damaged, or is not of pretraining.
     """
     objective = bare_objective(_recipe_of(folder))
     checkpoint.load_result(objective, folder)
@@ -144,14 +144,14 @@ def unread_models_at(folder: Path) -> tuple[dict[str, Model], Callable[[Tensor],
     For writing a model that is larger than memory: :func:`encoderlab.interchange.folder.save` takes both.
 
     Raises:
-        DataError: the checkpoint is damaged, or not one of pretraining.
+        DataError: the checkpoint is damaged, or is not of pretraining.
     """
     objective, values = _unread(_recipe_of(folder), folder)
     return _with_tokenizer(objective.models(), folder), values
 
 
 def _recipe_of(folder: Path) -> Recipe:
-    """The recipe of a checkpoint, after a look at all its bytes."""
+    """The recipe of a checkpoint, after verifying all its bytes."""
     checkpoint.verify(folder)
     kept = read_file(folder / checkpoint.RECIPE)
     if "objective" not in kept:

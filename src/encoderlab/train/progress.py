@@ -59,12 +59,12 @@ class Display:
         self._show(self.title, text, min(done, 1.0), 1.0, plain=f"{self.title} {done:4.0%}  {text}")
 
     def count(self, what: str, done: int, total: int | None) -> None:
-        """Show that ``done`` of ``total`` are done; each ``what`` has a bar of its own."""
+        """Show that ``done`` of ``total`` are done; each ``what`` has its own bar."""
         text = f"{done:,}" if total is None else f"{done:,} of {total:,}"
         self._show(f"{self.title}: {what}", text, done, total, plain=f"{self.title}: {what} {text}")
 
     def overview(self, done: int, begun: int, running: Mapping[str, tuple[float, str]]) -> None:
-        """Show how many of the runs that were begun are done, and of each that is running its share and its facts."""
+        """Show how many started runs are done, and for each running one its share and its facts."""
         count = f"{done:,} of {begun:,} runs"
         if self._bar is None:
             if time.monotonic() - self._shown >= PLAIN_SECONDS:
@@ -80,7 +80,7 @@ class Display:
             self._show(name, text, share, 1.0, plain="")
 
     def _show(self, name: str, text: str, done: float, total: float | None, *, plain: str) -> None:
-        """Update a bar, or print a plain line: the first and the last of a name, and now and then one between."""
+        """Update a bar, or print a plain line: the first and the last of a name, and occasional ones between."""
         if self._bar is not None:
             if name not in self._tasks:
                 self._tasks[name] = self._bar.add_task(name, total=total, facts="")

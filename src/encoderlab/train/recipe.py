@@ -1,4 +1,4 @@
-"""Everything that determines a training run, as frozen data that can be written as JSON.
+"""The recipe of a training run: everything that determines it, as frozen data that can be written as JSON.
 
 :class:`Training` is what all runs share, :class:`Recipe` a pretraining run.
 """
@@ -31,7 +31,7 @@ MOST_AMOUNT = 1e30  # of any unit
 
 @dataclass(frozen=True, kw_only=True)
 class Budget(Bounded):
-    """How long to train: ``amount`` in ``unit``; the learning rate decays to the end of it."""
+    """The length of training: ``amount`` in ``unit``; the learning rate decays to its end."""
 
     amount: Annotated[float, Field(gt=0, le=MOST_AMOUNT)] = 1_000_000
     unit: Literal["steps", "tokens", "flops", "hours"] = "steps"
@@ -274,9 +274,7 @@ class Recipe(Training):
         return replace(self, budget=budget, schedule=schedule)
 
     def progress(self, number: int) -> float:
-        """The share of the run before its row ``number``, where every row is full; for a budget in steps, tokens or
-        FLOPs.
-        """
+        """The share of the run before row ``number``, if every row is full; for budgets in steps, tokens or FLOPs."""
         done = 0.0
         for phase in self.phases:
             amount = phase.share * self.budget.amount
@@ -294,6 +292,6 @@ class Recipe(Training):
         """Training FLOPs per token of full rows of ``length``, see
         :meth:`encoderlab.objectives.base.Settings.operations`.
 
-        ``teacher``: of a distillation, whose forward pass counts.
+        ``teacher``: the teacher of a distillation, whose forward pass counts.
         """
         return self.objective.operations(self.model, self.generator or teacher, length)

@@ -1,7 +1,7 @@
 """Collect SIGINT, SIGTERM and SIGUSR1 as requests to stop, which a run answers after its step.
 
-SIGUSR1 is the one that schedulers of clusters send before the time of a job ends: a run that it stops has exit code 75,
-which means that the same command continues it.
+Schedulers of clusters send SIGUSR1 before the time of a job ends: a run that it stops has exit code 75, which means
+that the same command continues it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The tensors of a checkpoint, however many processes wrote them: each is read when it is asked for, or only a part.
+"""The tensors of a checkpoint, written by any number of processes: each is read on request, whole or in part.
 
-Files are safetensors in the layout of :class:`torch.distributed.checkpoint.HuggingFaceStorageWriter`: a file of a
-process has its parts of the tensors, and their places in its header. A file that one process wrote has whole tensors.
-The default layout of that library is not used, because it keeps places in a pickle, and reading a pickle runs code.
+Files are safetensors in the layout of :class:`torch.distributed.checkpoint.HuggingFaceStorageWriter`: each process's
+file has its parts of the tensors, and their places in the header. A file of a single process has whole tensors.
+That library's default layout is not used, because it stores the places in a pickle, and reading a pickle can run code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from encoderlab.errors import DataError
 from encoderlab.interchange.files import is_utf8
 
-CARRIED = "/"  # a name with it, such as ``exp_avg/table.weight``, is not of a weight
+CARRIED = "/"  # names with it, such as ``exp_avg/table.weight``, are not weights
 
 
 class StoredTensors(Mapping[str, Tensor]):
@@ -38,7 +38,7 @@ class StoredTensors(Mapping[str, Tensor]):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         place = folder
-        if not is_utf8(folder):  # a name that is no UTF-8
+        if not is_utf8(folder):  # a name that is not UTF-8
             self._aside = tempfile.TemporaryDirectory(prefix="encoderlab-")
             place = Path(self._aside.name) / "checkpoint"
             place.symlink_to(folder.resolve())
@@ -71,10 +71,10 @@ class StoredTensors(Mapping[str, Tensor]):
         return {name: about for name, about in self.about.items() if CARRIED not in name}
 
     def read_into(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy the tensors of these names into ``tensors``. Of a sharded one only this process's part is read.
+        """Copy the tensors of these names into ``tensors``. Of a sharded tensor, only this process's part is read.
 
         Raises:
-            DataError: a name is missing, or a shape or a type is another.
+            DataError: a name is missing, or a shape or a type differs.
         """
         for name, tensor in tensors.items():
             if name not in self.about:
@@ -82,13 +82,13 @@ class StoredTensors(Mapping[str, Tensor]):
             if tensor.shape != self.about[name].size:
                 stored = tuple(self.about[name].size)
                 raise DataError(f"{self.folder}: {name} is {stored} there and {tuple(tensor.shape)} in this model")
-            if tensor.dtype != (kept := self.about[name].properties.dtype):  # converted, its numbers would be others
+            if tensor.dtype != (kept := self.about[name].properties.dtype):  # conversion would change its numbers
                 there, here = (str(kind).removeprefix("torch.") for kind in (kept, tensor.dtype))
                 raise DataError(
                     f"{self.folder}: {name} is {there} there and {here} in this model; restore the checkpoint"
                 )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that no process group takes part: each process reads by itself
+            warnings.simplefilter("ignore")  # no process group takes part: each process reads on its own
             try:
                 dcp.load({n: t.detach() for n, t in tensors.items()}, storage_reader=self._reader, no_dist=True)
             except CheckpointException as error:

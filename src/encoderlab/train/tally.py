@@ -83,7 +83,7 @@ def summary(totals: Mapping[str, Mapping[str, float]], bytes_per_token: Mapping[
 def measure(
     objective: Objective, batches: Iterable[Batch], world: World, mode: Precision
 ) -> dict[str, dict[str, float]]:
-    """Totals of an objective in evaluation mode over whole batches, which every process gets; each computes its rows.
+    """Totals of an objective in evaluation mode over whole batches; each process gets them all and computes its rows.
 
     A batch with fewer rows than processes is computed by all and counted once. Memory is carried from batch to batch.
     """

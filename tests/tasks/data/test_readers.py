@@ -506,7 +506,7 @@ def test_damaged_parquet(compression, tmp_path):
         (b"PK\x03\x04\x14\0\0\0", "a ZIP archive or an Excel sheet; unpack it, or save the sheet as CSV"),
         (
             gzip.compress(b"text,label\na,pos\n", mtime=0),
-            "compressed by gzip, which its name does not say; add .gz to it",
+            "compressed with gzip, but its name does not end in .gz; rename it",
         ),
     ],
 )

@@ -182,7 +182,7 @@ def test_labels_of_a_model_are_a_benchmark_s_by_name_or_by_number(labels, same, 
     folder = saved(replace(task, name="mine", labels=labels), tmp_path / "model")
     found, said = answer(capsys, "evaluate", folder, "rte", "--data", tmp_path)
     assert found["scores"][str(folder)]["accuracy"] == pytest.approx(wanted)
-    by_place = f"labels {', '.join(labels)} are taken for entailment, not_entailment of rte, in this order"
+    by_place = f"labels {', '.join(labels)} are matched with entailment, not_entailment of rte, in this order"
     assert (by_place in said) == (labels[0] in ("LABEL_0", "0"))
 
 

@@ -122,7 +122,7 @@ def test_what_is_no_file_is_told_so(tmp_path, tiny, capsys):
     data, out = reviews(tmp_path / "reviews.csv"), tmp_path / "run"
     run(capsys, "finetune", data, "--model", tiny, "--out", out, "--seeds", 1, "--epochs", 1)
     assert "none.csv: no such file; give labelled data" in messages(capsys, 2, "evaluate", out, tmp_path / "none.csv")
-    assert "need a folder for what is made of them; give --out" in messages(capsys, 2, "predict", out, tmp_path)
+    assert "need a folder for their outputs; give --out" in messages(capsys, 2, "predict", out, tmp_path)
     assert "is a folder; name a file to write" in messages(capsys, 2, "predict", out, data, "--out", tmp_path)
     said = messages(capsys, 2, "evaluate", out, data, "--submission", tmp_path / "submission")
     assert "reviews: has no leaderboard; leave out --submission" in said
@@ -143,7 +143,7 @@ def test_a_model_made_for_something_else_is_refused(tmp_path, tiny, capsys):
     assert "head is for classification, squad1 is span" in messages(
         capsys, 2, "evaluate", out, "squad1", "--data", tmp_path
     )
-    assert "blue, red are taken for 0, 1" in messages(capsys, 0, "evaluate", out, "sst2", "--data", tmp_path)
+    assert "blue, red are matched with 0, 1" in messages(capsys, 0, "evaluate", out, "sst2", "--data", tmp_path)
     assert "one of them" in messages(
         capsys, 2, "finetune", data, "--model", tiny, "--out", out, "--grid", "lr=1e-3", "--tune", "lr=1e-4:1e-3"
     )

@@ -1,1 +1,1 @@
-"""Text and tasks that every Python installation carries: documentation and comments of its library."""
+"""Text and tasks in every Python installation: documentation and comments of its library."""

@@ -1,4 +1,4 @@
-"""Areas of the Python library: the labels of the text that every Python installation carries."""
+"""Areas of the Python library: the labels of the text in every Python installation."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 class Note(NamedTuple):
     """A docstring, or a block of comments, with its line. ``kind`` is module, class, function or comment; ``name`` is
-    the qualified one of what is described."""
+    the qualified name of the described object."""
 
     line: int
     kind: str
@@ -21,7 +21,7 @@ class Note(NamedTuple):
 
 
 def docstrings(tree: ast.Module) -> Iterator[Note]:
-    """Every docstring, also those that ``add_docstr`` and ``add_newdoc`` get."""
+    """Every docstring, also those given to ``add_docstr`` and ``add_newdoc``."""
     if text := ast.get_docstring(tree):
         yield Note(0, "module", "", text)
     for node, name in _statements(tree):
@@ -33,7 +33,7 @@ def docstrings(tree: ast.Module) -> Iterator[Note]:
 
 
 def _statements(node: ast.AST, prefix: str = "") -> Iterator[tuple[ast.AST, str]]:
-    """Every statement below ``node`` with its qualified name, which is meant for classes and functions."""
+    """Every statement below ``node`` with a qualified name, which is used for classes and functions."""
     for field in ("body", "orelse", "finalbody", "handlers", "cases"):
         for child in getattr(node, field, ()):
             name = f"{prefix}{getattr(child, 'name', None) or ''}"
@@ -100,7 +100,7 @@ _DIRECTIVE = re.compile(r"\s*\.\. +(?:[\w-]+::|\[\w+\]|_[^:]+:)\s*")
 def prose(text: str) -> list[str]:
     """The paragraphs of running text in a docstring, a comment or a topic, each on one line, with their markup.
 
-    Left out are doctests, literal blocks, tables, headings, and paragraphs that are mostly symbols.
+    Doctests, literal blocks, tables, headings, and paragraphs of mostly symbols are left out.
     """
     lines = textwrap.dedent(text.expandtabs()).split("\n")
     if lines and lines[0][:1] != " " and len(lines) > 1:  # the first line of a docstring is not indented
@@ -132,7 +132,7 @@ def prose(text: str) -> list[str]:
 
 
 def _block_paragraphs(block: list[str]) -> list[str]:
-    """The paragraphs of lines without a blank one between them: items and definitions are paragraphs of their own."""
+    """The paragraphs of lines without a blank one between them; each item and definition is a paragraph."""
     if block[0].lstrip().startswith((">>>", "$ ", "... ")):
         return []
     paragraphs: list[list[str]] = []

@@ -1,11 +1,11 @@
-"""Three labelled tasks made of the text that every Python installation carries, split by module and never at random.
+"""Three labelled tasks from the text in every Python installation, split by module and never at random.
 
 ``area``   classification of one text: which area of the library does a description come from?
 ``match``  classification of a pair: does the description belong to the name? Half of the names come with the
            description of another thing of the same module.
-``roles``  tagging: the markup of a paragraph (``:func:`x```, ``literals``) is taken away; which words had it?
+``roles``  tagging: the markup of a paragraph (``:func:`x```, ``literals``) is removed; which words had it?
 
-The splits are those of :mod:`encoderlab.corpus.python.text`, whose corpus holds the training split only.
+The splits are those of :mod:`encoderlab.corpus.python.text`, whose corpus has the training split only.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ _WORD = re.compile(r"\w+(?:\.\w+)*|[^\w\s]")
 
 
 def write_tasks(folder: Path, size: Size = "all") -> dict[str, dict[str, int]]:
-    """Write ``TASK/train.jsonl``, ``validation.jsonl`` and ``test.jsonl`` of each task; returns how many examples.
+    """Write ``TASK/train.jsonl``, ``validation.jsonl`` and ``test.jsonl`` of each task; returns the numbers of
+    examples.
 
     A line is ``{"text": ..., "label": ...}``, ``{"text": ..., "text_pair": ..., "label": ...}`` or
     ``{"tokens": [...], "tags": [...]}`` with BIO tags.
@@ -62,7 +63,7 @@ def write_tasks(folder: Path, size: Size = "all") -> dict[str, dict[str, int]]:
 
 
 def area(items: Sequence[Passage]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Descriptions with the area of the library they come from. The name of what is described is not given."""
+    """Descriptions with their area of the library, without the name of the described object."""
     for passage in items:
         text = _description(passage)
         if passage.area and passage.kind != "comment" and text:
@@ -70,7 +71,7 @@ def area(items: Sequence[Passage]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def match(items: Sequence[Passage]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Names with the first paragraph of their description (label ``yes``) or of another one's in the same module."""
+    """Names with the first paragraph of their description (label ``yes``) or of another name's in the same module."""
     modules: dict[str, list[tuple[Passage, str]]] = defaultdict(list)
     names = set()
     for passage in items:
@@ -84,7 +85,7 @@ def match(items: Sequence[Passage]) -> Iterator[tuple[str, dict[str, Any]]]:
         if len(members) < 2:
             continue
         rng = generator("python match", module)
-        # A random cycle through the module: the other description is never one's own, and each is used once.
+        # A random cycle through the module: no name gets its own description, and each description is used once.
         order = rng.permutation(len(members))
         other = dict(zip(order.tolist(), [*order[1:].tolist(), int(order[0])], strict=True))
         for place, (passage, text) in enumerate(members):
@@ -95,7 +96,7 @@ def match(items: Sequence[Passage]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def roles(items: Sequence[Passage]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Paragraphs that have markup, as words with BIO tags of what the markup said."""
+    """Paragraphs with markup, as words with BIO tags for the kinds of markup."""
     seen = set()
     for passage in items:
         for paragraph in passage.paragraphs:
@@ -141,7 +142,7 @@ def _marked(match: re.Match[str]) -> tuple[str, str | None]:
 
 
 def _target(content: str) -> str:
-    """What a reader sees of ``~package.Name`` or ``text <target>``."""
+    """The visible text of ``~package.Name`` or ``text <target>``."""
     shown = re.sub(r"\s*<[^<>]*>$", "", content)
     if shown.startswith("~"):
         return shown.rpartition(".")[2].lstrip("~")

@@ -1,13 +1,13 @@
-"""Text that every Python installation carries: a corpus that needs no download.
+"""Text in every Python installation: a corpus that needs no download.
 
 Passages are read in place: the language reference in ``pydoc_data.topics``, the docstrings and long comment blocks of
 the standard library (``python:stdlib``), and with ``python:all`` those of the installed torch, numpy, sympy and
 networkx as well. Code examples, tables, underlines and copies are left out. The same installation gives the same
-passages in the same order; they are kept in the user's cache folder under a name that hashes the files they come from.
+passages in the same order; they are stored in the user's cache folder under a hash of their source files.
 
 Each passage belongs to a module, each module to an area of the library and to a split: within an area, about a tenth of
-the passages goes to validation and a tenth to test, whole modules each. The corpus holds the modules of the training
-split only, so a model pretrained on it has not seen what the tasks of :mod:`encoderlab.corpus.python.tasks` test.
+the passages goes to validation and a tenth to test, always whole modules. The corpus has only the modules of the
+training split, so a model pretrained on it has not seen the test text of :mod:`encoderlab.corpus.python.tasks`.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ MIN_CHARS, MIN_COMMENT = 40, 150  # characters of a passage, and of a comment
 
 @dataclass(frozen=True)
 class Passage:
-    """The description of one thing, or a comment.
+    """The description of one object, or a comment.
 
-    ``kind`` is topic, module, class, function or comment; ``name`` is what is described, empty for a comment;
+    ``kind`` is topic, module, class, function or comment; ``name`` is the described object, empty for a comment;
     ``paragraphs`` keep the markup of the source.
     """
 
@@ -68,7 +68,7 @@ class Passage:
 
 
 def python_source(pattern: str) -> Source:
-    """The source that ``python:stdlib`` or ``python:all`` names, read into the cache if it is not there.
+    """The source ``python:stdlib`` or ``python:all``, read into the cache if it is not there.
 
     Cost: 5 seconds on two cores for the standard library, 20 for all; nothing the second time.
     """
@@ -183,8 +183,9 @@ def _files_below(root: Path, package: str) -> Iterator[PythonFile]:
 
 
 def collect(files: Sequence[PythonFile]) -> list[Passage]:
-    """Passages of ``files`` and of the language reference. A longer paragraph stays where it occurs first, so that no
-    module repeats the text of another one; a description that begins with a copy goes as a whole."""
+    """Passages of ``files`` and of the language reference. A longer paragraph stays only where it occurs first, so that
+    no module repeats the text of another; a description that begins with a copy is dropped as a whole.
+    """
     batches = [files[first : first + 64] for first in range(0, len(files), 64)]
     items = _topics()
     for batch in run_all(_read_files, batches, workers=min(cores(), 8)):

@@ -1,7 +1,7 @@
-"""Check that an exported graph gives the model's numbers: at short, long and odd lengths, padded on either side.
+"""Check that an exported graph computes the model's outputs: at short, long and odd lengths, padded on either side.
 
 One row of several has a gap in its mask. The reference is each row alone, without padding, through our own kernels; the
-graph reads rows together. So any difference comes from the exporter, the runtime, or padding that leaks.
+graph reads rows together. So any difference comes from the exporter, the runtime, or attention to padding.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from encoderlab.deploy.graph import Arrays, Graph, Run
 from encoderlab.errors import EncoderlabError
 from encoderlab.seeds import generator
 
-LENGTHS = (2, 3, 129, 130)  # and the longest; distances beyond 128 are where DeBERTa's buckets begin to be shared
+LENGTHS = (2, 3, 129, 130)  # and the longest; beyond 128, distances share DeBERTa's buckets
 LARGEST_DIFFERENCE = 1e-4
 SCORES = 2**28  # numbers of one output that are held at a time
 

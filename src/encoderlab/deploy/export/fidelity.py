@@ -1,4 +1,4 @@
-"""What a changed graph loses on the user's own texts: how often it agrees with the original, and its score."""
+"""The loss of a changed graph on the user's own texts: its agreement with the original, and its score."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ SCORES = 2**26  # numbers of one output that are held at a time
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What a changed graph loses.
+    """The loss of a changed graph.
 
     Args:
         agreement: with the original, from 0 to 1: the share of equal answers; the correlation of numbers; the mean
             cosine of vectors.
         metric: what ``before`` and ``after`` are scores by; None where the file has no labels.
         fall: before less after; without labels 1 less the agreement.
-        low, high: the middle 95 % of ``fall`` over resamplings of the texts.
-        texts: how many were looked at.
+        low, high: the 95 % interval of ``fall`` over resamplings of the texts.
+        texts: number of texts.
         more: further numbers by name.
     """
 
@@ -51,14 +51,13 @@ class Verdict:
 
 
 class Check:
-    """Texts on which two graphs are compared. ``size`` is how many there are, ``metric`` what they are scored by, if
-    they have labels."""
+    """Texts on which two graphs are compared. ``size`` is their number, ``metric`` the metric of labelled texts."""
 
     size: int
     metric: str | None = None
 
     def answers(self, run: Run, first: int | None = None) -> Any:
-        """What a graph says of the texts, or of the ``first`` of them."""
+        """A graph's answers for the texts, or for the ``first`` of them."""
         raise NotImplementedError
 
     def raw(self, run: Run, first: int) -> np.ndarray:
@@ -66,18 +65,18 @@ class Check:
         raise NotImplementedError
 
     def agreement(self, before: Any, after: Any, chosen: np.ndarray) -> float:
-        """How far two sets of answers agree on the chosen texts, from 0 to 1."""
+        """The agreement of two sets of answers on the chosen texts, from 0 to 1."""
         raise NotImplementedError
 
     def score(self, answers: Any, chosen: np.ndarray) -> float:
-        """The score of the chosen texts; with labels alone."""
+        """The score of the chosen texts, which need labels."""
         raise NotImplementedError
 
     def more(self, before: Any, after: Any) -> dict[str, float]:
         return {}
 
     def verdict(self, before: Any, after: Any) -> Verdict:
-        """What is lost from the answers ``before`` to those ``after``."""
+        """The loss from the answers ``before`` to those ``after``."""
 
         def fall(chosen: np.ndarray) -> float:
             if self.metric is None:
@@ -102,7 +101,7 @@ class Check:
 
 
 class TaskCheck(Check):
-    """Examples of a task, scored by its first metric where all of them have labels."""
+    """Examples of a task, scored by its first metric if all of them have labels."""
 
     def __init__(self, predictor: Predictor, task: Task, examples: Sequence[Example]) -> None:
         self.predictor, self.task, self.examples = predictor, task, list(examples)
@@ -133,7 +132,7 @@ class TaskCheck(Check):
         return float(np.mean([before[i] == after[i] for i in chosen]))
 
     def score(self, answers: list[Any], chosen: np.ndarray) -> float:
-        # Answers are scored by id, and a resampling holds some of them twice.
+        # Answers are scored by id, and a resampling contains some of them twice.
         examples = [replace(self.examples[i], id=str(n)) for n, i in enumerate(chosen)]
         scores, _ = FORMS[self.task.form].score(self.task, examples, [answers[i] for i in chosen])
         assert self.metric is not None
@@ -191,7 +190,7 @@ class VectorCheck(_TextCheck):
 
 
 class MaskCheck(_TextCheck):
-    """Masked words: the share of hidden tokens that are guessed, 15 % of every text."""
+    """Masked words: 15 % of every text are hidden; the score is the share of correct guesses."""
 
     metric = "accuracy"
 

@@ -70,8 +70,8 @@ def export(
             graph.
 
     Raises:
-        ConfigError: ``out`` is not empty, a length that the model does not have, or int8 without ONNX.
-        EncoderlabError: the graph cannot be made, or its numbers are not the model's.
+        ConfigError: ``out`` is not empty, the model has no such length, or int8 without ONNX.
+        EncoderlabError: the graph cannot be made, or its outputs differ from the model's.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out}: exists and is not empty; choose another folder")
@@ -154,7 +154,7 @@ def _complete_config(aside: Path, graph: Graph, longest: int) -> None:
     if config["model_type"].startswith("deberta"):
         config.setdefault("pooler_hidden_size", encoder.width)
         config.setdefault("pooler_hidden_act", "gelu")
-    config["transformers.js_config"] = {"dtype": "fp32"}  # in a browser it would ask for a quantized file
+    config["transformers.js_config"] = {"dtype": "fp32"}  # a browser would request a quantized file
     folders.write_fields(path, config)
     tokenizer = aside / "tokenizer_config.json"
     if tokenizer.exists():
@@ -162,10 +162,10 @@ def _complete_config(aside: Path, graph: Graph, longest: int) -> None:
 
 
 def _sentence_files(aside: Path, model: Model, settings: ExportSettings, longest: int) -> None:
-    """What sentence-transformers, text-embeddings-inference and vLLM read of how states become the vector of a text.
+    """The pooling files for sentence-transformers, text-embeddings-inference and vLLM.
 
-    The keys of 1_Pooling are those before sentence-transformers 5.4, which all of them read; the newer key alone makes
-    vLLM take the first token without a word, and text-embeddings-inference 1.9 fail.
+    The keys of 1_Pooling are those before sentence-transformers 5.4, which all three read. With the newer key alone,
+    vLLM silently takes the first token, and text-embeddings-inference 1.9 fails.
     """
     modules = ["Transformer", "Pooling", *(["Normalize"] if settings.normalize else [])]
     folders.write_fields(
@@ -187,7 +187,7 @@ def _sentence_files(aside: Path, model: Model, settings: ExportSettings, longest
     pooling = {"word_embedding_dimension": model.config.encoder.width}
     pooling |= {f"pooling_mode_{kind}": kind == chosen for kind in kinds}
     folders.write_fields(aside / "1_Pooling" / "config.json", pooling | {"include_prompt": True})
-    if settings.normalize:  # the module has nothing to configure, but an empty folder is lost on the way
+    if settings.normalize:  # the module needs no configuration, but uploads drop empty folders
         folders.write_fields(aside / "2_Normalize" / "config.json", {})
     folders.write_fields(aside / "sentence_bert_config.json", {"max_seq_length": longest, "do_lower_case": False})
     folders.write_fields(

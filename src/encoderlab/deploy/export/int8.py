@@ -1,11 +1,11 @@
-"""A smaller and faster graph with weights of 8 bits, written only where the user's own texts show what it costs.
+"""A smaller and faster graph with weights of 8 bits, written only if it loses little on the user's own texts.
 
-The ladder: all products and the word table with 8-bit numbers; the same without the parts that cost most; 8-bit weights
-with products in fp32; and if nothing is accurate enough, nothing.
+It tries in order (the ladder): all products and the word table with 8-bit numbers; the same without the parts that lose
+most; 8-bit weights with products in fp32. If none is accurate enough, none is written.
 
 Weights of products have 7 bits and a scale per output channel (``reduce_range``). Processors without VNNI add two
-products of 8 bits in 16 bits, which overflow; with 7 bits they cannot, so what is measured on one machine holds on all.
-Activations are quantized as they come, with a scale per tensor (``DynamicQuantizeLinear``).
+products of 8 bits in 16 bits, which overflow; with 7 bits they cannot, so results of one machine hold on all.
+Activations are quantized during prediction, with a scale per tensor (``DynamicQuantizeLinear``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from encoderlab.deploy.onnx import OnnxRun
 
 FIRST = 32  # texts by which the parts are ranked, and timed
 TURNS = 5  # of timing
-BLOCK = 64  # weights that share a scale where products stay in fp32
+BLOCK = 64  # weights that share a scale if products stay in fp32
 WEIGHTS_ONLY = 8  # bits
 
 Say = Callable[[str], None]
@@ -50,9 +50,9 @@ class Rung:
 
 
 def quantize(path: Path, out: Path, check: Check, tolerance: float, say: Say) -> dict[str, Any]:
-    """Write the first graph of the ladder that loses at most ``tolerance``, and return what was found.
+    """Write the first graph of the ladder that loses at most ``tolerance``, and return the results.
 
-    ``kept`` of the result is the name of its rung, None where none is good enough; then ``out`` does not exist.
+    ``kept`` of the result is the name of its rung; None if none is good enough, and then ``out`` does not exist.
     """
     before = OnnxRun(path)
     reference = check.answers(before)
@@ -92,7 +92,7 @@ def told(verdict: Verdict) -> str:
 
 
 def _ladder(path: Path, out: Path, check: Check, before: OnnxRun, parts: dict[str, list[str]]) -> Any:
-    """The rungs in their order; the parts are ranked only when it comes to that."""
+    """The rungs in order; parts are ranked only if the first rung fails."""
     yield Rung(name="all products and the word table")
     ranked = _ranked(path, out, check, before, parts)
     count = 1
@@ -104,7 +104,7 @@ def _ladder(path: Path, out: Path, check: Check, before: OnnxRun, parts: dict[st
 
 
 def _ranked(path: Path, out: Path, check: Check, before: OnnxRun, parts: dict[str, list[str]]) -> list[str]:
-    """The parts of a graph, first those that change its numbers most when they alone are quantized."""
+    """The parts of a graph, first those that change its outputs most when quantized alone."""
     reference = check.raw(before, FIRST)
     cost = {}
     for part in parts:
@@ -144,7 +144,7 @@ def _write(path: Path, out: Path, rung: Rung, parts: dict[str, list[str]]) -> No
     del model.graph.value_info[:]
     model.graph.value_info.extend(noted)
     excluded = [node for part in rung.left for node in parts[part]]
-    logger = logging.getLogger()  # onnxruntime's advice goes to the root
+    logger = logging.getLogger()  # onnxruntime logs its advice to the root logger
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
@@ -180,7 +180,7 @@ def milliseconds(check: Check, *runs: Run) -> dict[str, float]:
 
 
 def table(record: dict[str, Any]) -> str:
-    """What was tried, as a table in Markdown."""
+    """All attempts, as a table in Markdown."""
     lines = ["| quantized | MB | agreement | before | after | falls by (95 %) |", "|---|---:|---:|---:|---:|---:|"]
     rows: Sequence[dict[str, Any]] = record["tried"]
     for one in rows:

@@ -1,4 +1,4 @@
-"""The README of an exported folder: what it is, what was checked, and the code that opens it with each tool."""
+"""The README of an exported folder: its content, the checks, and the code that opens it with each tool."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _int8(verdict: dict[str, Any]) -> list[str]:
     """The section on the graph in int8."""
     most = f"{100 * verdict['tolerance']:g} %"
     if verdict["kept"] is None:
-        what = f"There is no `onnx/model_quantized.onnx`: every way of quantizing loses more than {most}."
+        what = f"There is no `onnx/model_quantized.onnx`: every attempt to quantize loses more than {most}."
     else:
         size, times = verdict["bytes"], verdict["milliseconds"]
         what = (

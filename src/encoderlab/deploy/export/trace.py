@@ -22,7 +22,7 @@ LARGEST = 2**31 - 2**20  # bytes: a file of ONNX is one message of protocol buff
 
 
 def example(graph: Graph, rows: int = 3, length: int = 9) -> dict[str, Tensor]:
-    """Inputs of a graph, each a separate tensor: a tensor that is given twice would become one input."""
+    """Inputs of a graph, each a separate tensor, because the same tensor given twice would become one input."""
     inputs = {name: torch.zeros(rows, length, dtype=torch.long) for name in graph.inputs}
     inputs["attention_mask"] += 1
     inputs["attention_mask"][-1, length // 2 :] = 0
@@ -32,7 +32,8 @@ def example(graph: Graph, rows: int = 3, length: int = 9) -> dict[str, Tensor]:
 def trace(graph: Graph) -> torch.export.ExportedProgram:
     """The graph for any number of rows, of 2 tokens up to the model's positions.
 
-    torch refuses to trace a step that is right for some lengths only, so nothing of the example is baked in.
+    torch refuses to trace an operation that is valid only for some lengths, so the graph does not depend on the
+    example.
 
     Raises:
         EncoderlabError: torch cannot trace it.
@@ -53,7 +54,7 @@ def write_onnx(program: torch.export.ExportedProgram, graph: Graph, path: Path) 
 
     Raises:
         MissingDependency: onnx or onnxscript is not installed.
-        ConfigError: the weights are more than a file of ONNX holds.
+        ConfigError: the weights are too large for a file of ONNX.
         EncoderlabError: an operation has no counterpart.
     """
     require("onnx", "onnxscript")

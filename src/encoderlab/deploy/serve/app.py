@@ -1,4 +1,4 @@
-"""A server: the routes of one model or two, and what it says about itself."""
+"""A server: the routes of one model or two, and its description of itself."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class Server:
     """One model behind HTTP; ``app`` is an ASGI application.
 
     Args:
-        lane: what stands before the paths of this model, and in the engine before its kinds of work.
-        beside: the server of a second model, with a lane of its own, on the same engine.
+        lane: prefix of this model's paths, and of its kinds of work in the engine.
+        beside: the server of a second model, with its own lane, on the same engine.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""Servers measured side by side, in turns: one text per request of mixed lengths, from a number of clients at once.
+"""Servers measured side by side, in turns: one text of mixed length per request, from several clients at once.
 
-Every contender is a process of its own that stays up; only one is asked at a time. What is compared is a ratio of one
+Every contender is its own process and stays up; only one gets requests at a time. Compare the ratios of one
 run. Texts are words of the model's own vocabulary, so that any tokenizer reads them.
 """
 
@@ -26,7 +26,7 @@ from encoderlab.errors import EncoderlabError
 from encoderlab.seeds import generator
 
 Say = Callable[[str], None]
-SHORT = 8  # words of the short text of which latency is measured
+SHORT = 8  # words of the short text for latency
 LENGTHS = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 300)  # words; most requests are short, as questions are
 SHARES = (8, 12, 12, 12, 12, 10, 9, 8, 6, 5, 4, 2)
 
@@ -80,7 +80,7 @@ raise SystemExit(main(["serve", sys.argv[1], "--port", sys.argv[2]]))
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """A server: its name, and the command that starts it, less the port."""
+    """A server: its name, and the command that starts it, without the port."""
 
     name: str
     command: tuple[str, ...]
@@ -118,13 +118,13 @@ def texts(words: Sequence[str], count: int, seed: int = 0) -> list[str]:
 
 @dataclass
 class Load:
-    """What clients measured."""
+    """The measurements of the clients."""
 
     seconds: float = 0.0
     latencies: list[float] = field(default_factory=list)
     refusals: list[float] = field(default_factory=list)
     failed: int = 0
-    cpu: float = 0.0  # seconds of the server, which hold on a busy machine too
+    cpu: float = 0.0  # processor seconds of the server, comparable on a busy machine too
 
     @property
     def rate(self) -> float:
@@ -144,7 +144,7 @@ class _KeptConnection:
         self.streams: Any = None
 
     async def ask(self, text: str) -> int:
-        """The status of the answer, which is read whole."""
+        """The status of the answer, after reading it completely."""
         if self.streams is None:
             self.streams = await asyncio.open_connection("127.0.0.1", self.port)
         reader, writer = self.streams
@@ -165,7 +165,7 @@ class _KeptConnection:
 
 
 async def closed(port: int, texts: Sequence[str], clients: int) -> Load:
-    """Clients that each ask again as soon as they are answered, until all texts are asked."""
+    """Clients that each send the next request as soon as they are answered, until all texts are sent."""
     load, left = Load(), iter(texts)
 
     async def client() -> None:
@@ -210,13 +210,13 @@ async def opened(port: int, texts: Sequence[str], rate: float) -> Load:
 
 
 def cpu(pid: int) -> float:
-    """Seconds that a process has computed, in all its threads."""
+    """Processor seconds of a process, over all its threads."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def measured(place: tuple[int, int], texts: Sequence[str], clients: int) -> Load:
-    """As :func:`closed`, with the time that the server computed; ``place`` is its port and process."""
+    """As :func:`closed`, with the server's processor time; ``place`` is its port and process."""
     port, pid = place
     before = cpu(pid)
     load = asyncio.run(closed(port, texts, clients))
@@ -225,7 +225,7 @@ def measured(place: tuple[int, int], texts: Sequence[str], clients: int) -> Load
 
 
 def memory(pid: int) -> int:
-    """Bytes that a process holds."""
+    """Resident bytes of a process."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     return 1024 * int(status.split("VmRSS:")[1].split()[0])
 
@@ -329,8 +329,9 @@ def _row(loads: Sequence[Load], own: Sequence[Load]) -> dict[str, Any]:
 def _overload(
     own: Contender, words: Sequence[str], result: dict[str, Any], requests: int, threads: int, say: Say
 ) -> dict[str, Any]:
-    """Three times the requests per second that ours answers with the most clients, whose slowest answers
-    (``p99``) are the longest wait that it now accepts. What it answers just before is measured again.
+    """Our server under three times the requests per second that it answers with the most clients.
+
+    The slowest answers of that run (``p99``) set its longest accepted wait. The normal load is measured again first.
     """
     most = max(result["clients"], key=int)
     wait = f"{result['clients'][most]['own']['p99'] / 1000:.3f}"

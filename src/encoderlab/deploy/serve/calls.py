@@ -22,7 +22,7 @@ class Call:
     """One request to a model.
 
     Args:
-        lane: what stands in the engine before the kinds of work of this model.
+        lane: prefix of this model's kinds of work in the engine.
 
     Attributes:
         tokenizing: seconds of preparation.
@@ -61,7 +61,7 @@ class Call:
             self.tokenizing += time.perf_counter() - began
 
     async def computed(self, works: Works) -> list[Any]:
-        """The results of works; dropped if the client disconnects or the deadline passes."""
+        """The results of works; the request is dropped if the client disconnects or the deadline passes."""
         job = self.engine.submit(self.lane + works.kind, works.works, works.tokens, within=self.limits.deadline)
         self.job = job
         watch = asyncio.ensure_future(gone(self.request))
@@ -84,11 +84,11 @@ class Call:
 
     @property
     def tokens(self) -> int:
-        """The tokens that were computed."""
+        """The number of computed tokens."""
         return 0 if self.job is None else sum(entry.tokens for entry in self.job.entries)
 
     def headers(self, method: str, device: str, metrics: Metrics) -> dict[str, str]:
-        """What the answer says about its cost; it is counted in ``metrics``, too."""
+        """Headers with the cost of the answer, which is also counted in ``metrics``."""
         total = time.perf_counter() - self.began
         headers = {"x-compute-type": device, "x-total-time": _milliseconds(total)}
         headers |= {"x-compute-characters": str(self.characters), "x-request-id": uuid.uuid4().hex}

@@ -93,10 +93,11 @@ class PendingRequest:
 
 
 class Speed:
-    """Tokens per second of the latest batches, each counted with :data:`PADDING` more for what a batch costs besides
-    its tokens. So batches of one short text say how fast full ones will be."""
+    """Tokens per second of the latest batches, each counted with :data:`PADDING` more tokens for its fixed cost.
 
-    MEMORY = 0.95  # the share that each batch leaves of the earlier ones
+    So batches of one short text predict the speed of full ones."""
+
+    MEMORY = 0.95  # decay of earlier batches at each new one
 
     def __init__(self) -> None:
         self.tokens, self.seconds = 20.0, 0.01  # until batches are measured
@@ -128,7 +129,7 @@ class ComputeThread:
         self.batch_done: Callable[[Sequence[Entry]], None] = lambda entries: None
         self.last_progress = time.monotonic()
         self.speed = Speed()
-        self._running = 0  # tokens of the batch that is computed
+        self._running = 0  # tokens of the current batch
         self._jobs: dict[Entry, PendingRequest] = {}
         self._wake = threading.Condition()
         self._stopped = False
@@ -160,8 +161,8 @@ class ComputeThread:
             within: seconds until its deadline.
 
         Raises:
-            Overloaded: it would wait longer than ``max_wait``, or behind the others' entries miss its deadline. If
-                nothing waits any request is accepted.
+            Overloaded: it would wait longer than ``max_wait``, or miss its deadline behind the others' entries. If
+                nothing waits, any request is accepted.
         """
         waiting = self.queue.before(math.inf)
         if not waiting:
@@ -174,7 +175,7 @@ class ComputeThread:
             raise Overloaded(after)
 
     def submit(self, kind: str, works: Sequence[Any], tokens: Sequence[int], *, within: float) -> PendingRequest:
-        """Queue the works of a request, whose results :attr:`PendingRequest.future` will hold in their order.
+        """Queue the works of a request; :attr:`PendingRequest.future` gets their results in order.
 
         Raises:
             Overloaded: they would wait too long.

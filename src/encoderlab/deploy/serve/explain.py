@@ -1,6 +1,6 @@
-"""Why a model says what it says: integrated gradients, words left out, and attention.
+"""Explanations of a model's answer: integrated gradients, words left out, and attention.
 
-What is explained is one number: the log-odds of a label, a tag, an answer's place or a guess, the number of a
+An explanation is of one number: the log-odds of a label, a tag, an answer's place or a guess, the number of a
 regression, or the cosine of two texts.
 """
 
@@ -47,12 +47,12 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenRow:
-    """A row of n tokens, and where each stands in the texts that were given.
+    """A row of n tokens, and the place of each in the given texts.
 
     Args:
         ids, segments: (n,) int64.
-        part: (n,), the number of the text that a token is of, -1 for special tokens.
-        offsets: (n, 2), its first character there and one past the last.
+        part: (n,), the number of each token's text, -1 for special tokens.
+        offsets: (n, 2), its first character in that text and one past the last.
     """
 
     ids: np.ndarray
@@ -84,7 +84,7 @@ class Explainer:
 
     Args:
         graph: with the head whose answers are explained.
-        pooling: of states, what stands for a text.
+        pooling: how states become the vector of a text.
     """
 
     def __init__(self, graph: Graph, pooling: Pooling) -> None:
@@ -96,7 +96,7 @@ class Explainer:
     # The number
 
     def numbers(self, rows: Sequence[TokenRow], targets: Sequence[Target], ids: Tensor | None = None) -> Tensor:
-        """The number of each row, (n,); ``ids`` stand in the place of the rows' own."""
+        """The number of each row, (n,), with ``ids`` instead of the rows' own."""
         outputs, real = self.outputs(rows, ids)
         return torch.stack(
             [self._number([output[i] for output in outputs], real[i], target) for i, target in enumerate(targets)]
@@ -132,11 +132,11 @@ class Explainer:
     # Integrated gradients
 
     def gradients(self, row: TokenRow, target: Target, steps: int) -> dict[str, Any]:
-        """What each token adds to the number, by integrated gradients (Sundararajan et al., 2017, equation 1).
+        """The share of each token in the number, by integrated gradients (Sundararajan et al., 2017, equation 1).
 
         The path leads from a row in which every word is the mask token to the row itself; the integral is the mean at
-        the midpoints of ``steps`` parts. ``gap`` is what is missing for the sum to be the difference of the numbers at
-        both ends, which is 0 for the exact integral.
+        the midpoints of ``steps`` parts. ``gap`` is the difference between the sum of the shares and the change of the
+        number along the path; it is 0 for the exact integral.
 
         Raises:
             ConfigError: words of the model have tables of different widths.
@@ -157,12 +157,12 @@ class Explainer:
         for shares in (path[i : i + at_once] for i in range(0, len(path), at_once)):
             share = torch.tensor(shares, device=table.device)[:, None, None]
             words = (begin + share * (end - begin)).requires_grad_()
-            # The words of every step are rows of their own in a longer table, so that no family needs another way in.
+            # The words of every step are new rows of a longer word table, so that every family works unchanged.
             longer = torch.cat([table, words.flatten(0, 1)])
             new = ids.repeat(len(shares), 1)
             new[:, places] = rows + torch.arange(words.shape[0] * words.shape[1]).view(len(shares), -1)
             tensors = {f"graph.{TABLE}": longer}
-            if isinstance(model.lm, LMHead) and model.lm.bias is not None:  # its scores are those of all rows
+            if isinstance(model.lm, LMHead) and model.lm.bias is not None:  # it has a number for every row
                 tensors[f"graph.{BIAS}"] = F.pad(model.lm.bias, (0, len(longer) - rows))
             numbers = functional_call(_NumbersModule(self), tensors, ([row], target, new))
             ends |= {at: float(number) for at, number in zip(shares, numbers.detach(), strict=True) if at in (0.0, 1.0)}
@@ -191,7 +191,7 @@ class Explainer:
 
     @torch.inference_mode()
     def words(self, row: TokenRow, target: Target, words: Sequence[tuple[int, int, int]]) -> dict[str, Any]:
-        """What each word adds to the number: the number with it less the number without it.
+        """The share of each word in the number: the number with the word minus the number without it.
 
         Args:
             words: number of the text, first character and one past the last of every word.
@@ -202,7 +202,7 @@ class Explainer:
             inside = (row.part == part) & (row.offsets[:, 1] > begin) & (row.offsets[:, 0] < end)
             places = np.flatnonzero(inside & (row.offsets[:, 1] > row.offsets[:, 0]))
             if not len(places) or len(places) == np.sum(row.part >= 0) or set(places) & set(target.places):
-                continue  # cut off, the only word, or what is asked for
+                continue  # cut off, the only word, or the explained word itself
             moved = tuple(int(place - np.sum(places < place)) for place in target.places)
             without.append(row.without(places))
             targets.append(replace(target, places=moved))
@@ -252,6 +252,6 @@ class _NumbersModule(torch.nn.Module):
 
 
 def _log_odds(scores: Tensor, index: int) -> Tensor:
-    """The log-odds of one of several that exclude each other."""
+    """The log-odds of one of several exclusive classes."""
     others = torch.cat([scores[:index], scores[index + 1 :]])
     return scores[index] - others.logsumexp(0) if len(others) else scores[index]

@@ -1,4 +1,4 @@
-"""What each path answers, in the four protocols: a body to works for the engine, and their results to the answer."""
+"""The handlers of the paths, in the four protocols: from a body to works for the engine, from results to the answer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Handler = Callable[[Any, Call], Awaitable[Any]]
 
 
 class Handlers:
-    """The handlers of one model: of a body and a call, they return what is sent as JSON."""
+    """The handlers of one model: from a body and a call they make the JSON answer."""
 
     def __init__(self, service: Service, *, accept_ids: bool = False) -> None:
         self.service, self.accept_ids = service, accept_ids

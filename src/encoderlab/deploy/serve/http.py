@@ -133,13 +133,14 @@ def parsed(adapter: TypeAdapter[Any], body: bytes) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Guard:
-    """Who may ask.
+    """The rules of access.
 
     Args:
-        keys: a request must send one of them; without keys anybody may ask.
-        hosts: names that the server is asked by, against pages that point a name of theirs at it; ``*`` for any.
+        keys: a request must send one of them; without keys anybody may send requests.
+        hosts: accepted host names, so that web pages of other sites cannot point a name of theirs at the server; ``*``
+            for any.
         open: paths that need no key.
-        pages: paths that need none to be read, in another case than asked by POST.
+        pages: paths that need no key for GET, but one for POST.
         cors: the one origin whose pages may read answers.
         rate: requests per second of each key, or without keys of each address; a second's worth may come at once.
     """
@@ -178,11 +179,11 @@ class Guard:
         if len(tokens) != 1 or tokens[0][:7].lower() != b"bearer ":
             return False
         key = tokens[0][7:].strip()
-        return any([hmac.compare_digest(key, known) for known in self.keys])  # all, so that time tells nothing
+        return any([hmac.compare_digest(key, known) for known in self.keys])  # all, so that the time reveals nothing
 
 
 class Buckets:
-    """Who may ask how often: ``rate`` requests per second of each caller, a second's worth of them at once."""
+    """Rate limits: ``rate`` requests per second of each caller, a second's worth of them at once."""
 
     MOST = 10_000  # callers that are remembered
 
@@ -191,13 +192,13 @@ class Buckets:
         self.left: dict[bytes, tuple[float, float]] = {}  # requests that are left, and when that was
 
     def wait(self, caller: bytes, now: float) -> float:
-        """0 if the caller may ask now, else the seconds until it may."""
+        """0 if the caller may send a request now, else the seconds until it may."""
         left, then = self.left.pop(caller, (self.room, now))
         left = min(self.room, left + (now - then) * self.rate)
         waits = max(0.0, (1 - left) / self.rate)
         self.left[caller] = (left - (waits == 0), now)
         while len(self.left) > self.MOST:
-            del self.left[next(iter(self.left))]  # who has not asked for longest
+            del self.left[next(iter(self.left))]  # the caller whose last request is oldest
         return waits
 
 
@@ -209,7 +210,7 @@ class Guarded:
         self.buckets = None if guard.rate is None else Buckets(guard.rate)
 
     def _hurry(self, scope: Scope) -> Problem | None:
-        """What is wrong with a request that comes too soon after others."""
+        """The problem of a request that comes too soon after others."""
         if self.buckets is None or scope["method"] != "POST":
             return None
         key = next((value for name, value in scope["headers"] if name == b"authorization"), b"")

@@ -10,20 +10,20 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import Any
 
-PADDING = 64  # tokens; a processor computes about as many in the time that a batch costs besides its tokens
+PADDING = 64  # tokens; a processor computes about as many in the fixed time of a batch
 
 
 @dataclass(eq=False, kw_only=True)
 class Entry:
-    """A sequence that is computed at once, and what is to be done with it.
+    """One sequence in the queue.
 
     Args:
-        kind: what is computed; a batch holds one kind.
+        kind: of the computation; a batch has one kind.
         tokens: its length, special tokens included.
-        work: what the computation reads.
-        due: when it arrived; of a request with many entries, when those before it could have been computed, so that
+        work: the input of the computation.
+        due: when it arrived; in a request with many entries, when those before it could have been computed, so that
             shorter requests need not wait for all of them.
-        deadline: the time after which the result is of no use.
+        deadline: the time after which nobody needs the result.
         dropped: nobody waits for it any more.
     """
 
@@ -37,7 +37,7 @@ class Entry:
 
 
 class Queue:
-    """Entries in the order in which they are due, of equals the older first.
+    """Entries by due time, older ones first if equal.
 
     Args:
         budget: tokens of a batch, padding included. A longer entry makes a batch of its own.
@@ -58,7 +58,7 @@ class Queue:
 
     def before(self, now: float) -> int:
         """Tokens of the entries that are due by ``now`` and still wanted."""
-        entries = self.entries  # another thread may put a new list in its place
+        entries = self.entries  # another thread may replace the list
         due = entries[: bisect_right(entries, now, key=lambda entry: entry.due)]
         return sum(entry.tokens for entry in due if not entry.dropped)
 
@@ -77,7 +77,7 @@ class Queue:
             return [], late
         first = self.entries[0]
         same = [entry for entry in self.entries[1:] if entry.kind == first.kind]
-        same.sort(key=lambda entry: abs(entry.tokens - first.tokens))  # stable: of equals the older first
+        same.sort(key=lambda entry: abs(entry.tokens - first.tokens))  # stable: older ones first if equal
         batch, longest = [first], first.tokens
         for entry in same:
             grown = max(longest, entry.tokens)

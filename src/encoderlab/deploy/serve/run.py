@@ -40,7 +40,7 @@ class Address:
     def listen(self) -> socket.socket:
         """
         Raises:
-            ConfigError: the port is taken or above 65535, or the host is not of this machine.
+            ConfigError: the port is taken or above 65535, or the host is not an address of this machine.
         """
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port {self.port} does not exist; give a number from 0 to 65535")

@@ -1,4 +1,4 @@
-"""What a served model can do: from texts to works, and from batches of works to results. Independent of HTTP."""
+"""A served model: from texts to works, and from batches of works to results. Independent of HTTP."""
 
 from __future__ import annotations
 
@@ -107,10 +107,10 @@ class Service:
     def texts(
         self, kind: Literal["vectors", "tokens"], texts: Sequence[str | Sequence[int]], *, truncate: bool, side: Side
     ) -> Works:
-        """Framed texts, or ids of the model's own vocabulary, which are framed where they do not begin so.
+        """Framed texts, or ids of the model's own vocabulary, which are framed unless they already are.
 
         Raises:
-            Refused: one is too long and is not to be cut, or an id is outside the vocabulary.
+            Refused: one is too long and must not be cut, or an id is outside the vocabulary.
         """
         encoded = iter(self.tokenizer.encode_batch([text for text in texts if isinstance(text, str)]))
         room = self.tokenizer.spans(self.longest, max_length=self.longest).a
@@ -141,7 +141,7 @@ class Service:
     def check_lengths(self, pairs: Sequence[Sequence[str]]) -> None:
         """
         Raises:
-            Refused: the model does not read all of a text, or of two, also not in windows if it was trained with them.
+            Refused: a text (or a pair) is too long for the model, even in windows if it was trained with them.
         """
         assert self.predictor is not None and isinstance(self.predictor.form, TextForm)
         for texts in pairs:
@@ -180,7 +180,7 @@ class Service:
         return results
 
     def _refusing(self, make: Callable[..., Any], *arguments: Any) -> Any:
-        """What a function makes, or the refusal that it raises: the results of other requests are not lost."""
+        """The result of a function, or the refusal that it raises, so that results of other requests are not lost."""
         try:
             return make(*arguments)
         except (Refused, ConfigError) as refused:

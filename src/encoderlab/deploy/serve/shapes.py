@@ -137,7 +137,7 @@ class AnswerQuestion(RequestShape):
 
 
 class Explain(RequestShape):
-    """Why a model says what it says; of this server alone."""
+    """An explanation of an answer; only this server has it."""
 
     inputs: Text | Annotated[list[Text], Field(min_length=1, max_length=2)] | Asked
     method: Literal["gradients", "words", "attention"] = "gradients"

@@ -12,7 +12,7 @@ class Refused(Exception):
 
 
 def words_of(text: str) -> list[tuple[str, int, int]]:
-    """The words that a tagger reads of a text, each with its first character and one past its last; Chinese is tagged
+    """The words of a text for a tagger, each with its first character and one past its last; Chinese is tagged
     character by character."""
     words = []
     for match in re.finditer(r"\S+", text):

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ExplanationRequest:
-    """What is to be explained.
+    """The request for an explanation.
 
     Args:
-        texts: one or two; of a question its passage comes second; of vectors the second is compared with.
+        texts: one or two; a passage comes after its question; for vectors, the second text is the one to compare with.
         target: label, tag or guess; None for the model's answer.
         at: a character of the word whose tag is explained; None for the first word with a tag other than the usual.
-        steps: of integrated gradients.
+        steps: number of steps of integrated gradients.
         layer, head: of attention, from 0.
     """
 
@@ -43,7 +43,7 @@ class ExplanationRequest:
 
     @property
     def cost(self) -> int:
-        """How often the row is computed."""
+        """Number of times that the row is computed."""
         return {"gradients": self.steps + 2, "words": sum(map(len, map(words_of, self.texts))) + 1, "attention": 1}[
             self.method
         ]
@@ -58,7 +58,7 @@ class Explanations:
         self._explainers: dict[str, Explainer] = {}
 
     def use(self, asked: ExplanationRequest) -> Use:
-        """Which graph answers."""
+        """The graph that answers."""
         if self.service.form is not None:
             return use_of(self.service.model)
         token = self.tokenizer.token(self.tokenizer.special.mask)
@@ -101,16 +101,16 @@ class Explanations:
     def _check(self, asked: ExplanationRequest, use: Use) -> None:
         count = len(asked.texts)
         if use == "states" and asked.method != "attention" and count != 2:
-            raise Refused("a model of vectors explains why two texts are near: give inputs [text, other text]")
+            raise Refused("a model of vectors explains why two texts are similar: give inputs [text, other text]")
         if use == "span" and count != 2:
             raise Refused("give inputs as {question, context}")
         if use in ("tagging", "fill-mask") and count != 1:
             raise Refused("give one text")
         if not any(text.strip() for text in asked.texts):
-            raise Refused("the text holds no word")
+            raise Refused("the text has no word")
 
     def _row(self, asked: ExplanationRequest, use: Use) -> TokenRow:
-        """The texts as one row; of vectors the first alone."""
+        """The texts as one row; for vectors only the first."""
         texts = asked.texts[:1] if use == "states" else asked.texts
         encoded = [self.tokenizer.encode(text) for text in texts]
         longest, second = self.service.longest, encoded[1] if len(encoded) > 1 else None
@@ -122,7 +122,7 @@ class Explanations:
         return TokenRow.of(ids, segments, parts, self.tokenizer)
 
     def _tags(self, asked: ExplanationRequest) -> tuple[TokenRow, Target]:
-        """The row of a text to be tagged, and the tag of one of its words."""
+        """The row of a text for tagging, and the tag of one of its words."""
         predictor = self.service.predictor
         assert predictor is not None
         words = words_of(asked.texts[0])
@@ -142,7 +142,7 @@ class Explanations:
         outputs = predictor.outputs(items)[0]
         labels, shown = self.service.labels, marks[marks >= 0]
         if not len(shown):
-            raise Refused("the text holds no word that the model reads")
+            raise Refused("the text has no word that the model reads")
         best = outputs.argmax(1)
         if asked.at is None:
             chosen = next((i for i, index in enumerate(best) if labels[index] != "O"), 0)
@@ -179,7 +179,7 @@ class Explanations:
         asked_tokens = self.tokenizer.encode(asked.texts[0].strip())
         first = 0 if self.tokenizer.framing == "xlnet" else 1
         shift = len(asked.texts[0]) - len(asked.texts[0].lstrip())
-        # Of the families whose passage comes first the question is behind it.
+        # In families whose passage comes first, the question follows it.
         behind = window.start < first + 1
         start = window.start + len(window.offsets) + 1 if behind else first
         size = min(len(asked_tokens), (len(window) if behind else window.start) - start - 1)
@@ -189,7 +189,7 @@ class Explanations:
         return row, Target(name=best["text"], places=ends)
 
     def _target(self, asked: ExplanationRequest, use: Use, explainer: Explainer, row: TokenRow) -> Target:
-        """The model's answer, or what is asked for."""
+        """The target: the requested one, else the model's answer."""
         if use == "states":
             other = self._row(replace(asked, texts=asked.texts[1:]), use)
             with torch.inference_mode():
@@ -199,7 +199,7 @@ class Explanations:
         if use == "fill-mask":
             places = np.flatnonzero(row.ids == self.tokenizer.special.mask)
             if not len(places):
-                raise Refused("the mask is cut off; write it further in front")
+                raise Refused("the mask is cut off; write it nearer to the beginning")
             if asked.target is None:
                 best = inference.fill_mask(self.service.model, asked.texts[0], top=1)[0][0]
                 name, index = best.token_str, best.token
@@ -241,7 +241,7 @@ OF: dict[str, str] = {
 
 
 def rounded(explanation: dict[str, Any]) -> dict[str, Any]:
-    """An explanation as it is sent: each token with its attribution."""
+    """An explanation as it is sent: each token with its share."""
     attributions: Sequence[float] | None = explanation.pop("attributions", None)
     if attributions is not None:
         explanation["tokens"] = [

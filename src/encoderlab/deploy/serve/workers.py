@@ -1,4 +1,4 @@
-"""Several server processes on one port, and the one that starts them, ends them and replaces those that die."""
+"""Several server processes on one port, and the process that starts, ends and replaces them."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ def supervise(
     port: int,
     say: Callable[[str], None],
 ) -> str:
-    """Run ``workers`` processes that answer on one port, until a signal; the address.
+    """Run ``workers`` processes that answer on one port, until a signal; return the address.
 
     Connections are spread over them by the kernel (``SO_REUSEPORT``). A worker that dies is replaced; requests that it
     had accepted are lost with it. A signal is handed on, and the workers drain.
 
     Args:
-        answer: serves in a process of its own until a signal; a function of a module, with the argument ``shared``.
+        answer: serves in its own process until a signal; a module-level function with the argument ``shared``.
         arguments: its other arguments.
 
     Raises:
         EncoderlabError: a worker cannot start.
     """
-    keeper = Address(host=host, port=port, shared=True).listen()  # it does not listen, but keeps the port ours
+    keeper = Address(host=host, port=port, shared=True).listen()  # it does not listen, but reserves the port
     port = keeper.getsockname()[1]
     threads = max(1, len(os.sched_getaffinity(0)) // workers)
     context = multiprocessing.get_context("spawn")
@@ -70,7 +70,7 @@ def supervise(
                     continue
                 if time.monotonic() - began < SOON or process.exitcode in (2, 3):
                     end(signal.SIGTERM, None)
-                    raise EncoderlabError(f"a worker ended with code {process.exitcode}; see what it says above")
+                    raise EncoderlabError(f"a worker ended with code {process.exitcode}; see its message above")
                 say(f"worker {process.pid} died (code {process.exitcode}); another one takes its place")
                 running[index] = start()
             time.sleep(0.1)

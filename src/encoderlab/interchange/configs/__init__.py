@@ -118,7 +118,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 
 def _heads(config: ModelConfig) -> tuple[str | None, str | None]:
-    """Descriptions of LM head and pooler; None where there is none."""
+    """Descriptions of LM head and pooler; None for a missing one."""
     lm, pooler = config.lm, config.pooler
     bias = "bias" if lm and lm.output_bias else "no bias"
     if lm and lm.transform:
@@ -128,7 +128,7 @@ def _heads(config: ModelConfig) -> tuple[str | None, str | None]:
 
 
 def comparable(encoder: EncoderConfig, name: str) -> Any:
-    """A field's value, with values of equal meaning made equal."""
+    """A field's value in a normal form, so that values of equal meaning are equal."""
     if name == "embed_width":
         return encoder.word_width
     if name == "head_width":
@@ -141,9 +141,9 @@ def comparable(encoder: EncoderConfig, name: str) -> Any:
         full = tuple(encoder.sees_all(layer) for layer in range(encoder.layers))
         return None if all(full) else (value.reach, theta, full)
     if name == "embed_map":
-        return None  # ALBERT always has a map there, the identity where we have none
+        return None  # ALBERT always has a map there; ours without a map is the identity
     if name == "sharing" and value == Sharing(groups=encoder.layers):
-        return None  # every layer has weights of its own
+        return None  # every layer has its own weights
     if name == "types" and value == 1 and isinstance(encoder.position, Absolute):
         return 0  # one row is a constant; without a table, transformers has a row of zeros
     if name == "conv" and isinstance(value, SpanDynamic):

@@ -220,7 +220,7 @@ def read_transformer_xl(f: Fields) -> ModelConfig:
 
 
 def _tied(ties: Any) -> TiedMaps | None:
-    """Which clusters share their projections, from one truth value per cluster."""
+    """Which clusters share their projections, from one boolean per cluster."""
     if not isinstance(ties, list) or not ties or not all(isinstance(tie, bool) for tie in ties):
         return None
     first, rest = ties[0], ties[1:]

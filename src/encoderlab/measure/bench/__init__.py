@@ -1,4 +1,4 @@
 """Speed measurements.
 
-Contenders take turns in one process tree, so that a drifting machine slows them alike; ratios are the result.
+Contenders take turns in one process tree, so that a drifting machine slows them equally; ratios are the result.
 """

@@ -68,7 +68,7 @@ class Ours:
         """A batch of each part of the rows.
 
         Raises:
-            ConfigError: a loss has nothing to predict in one.
+            ConfigError: in one batch a loss has nothing to predict.
         """
         made = [self.objective.make_batch(part, seed=SEED) for part in rows]
         if not all(count for batch in made for count in self.objective.counts(batch).values()):
@@ -85,7 +85,7 @@ class Ours:
 
 
 class Theirs:
-    """The same step with ``transformers``, from the same weights, which travel through a folder."""
+    """The same step with ``transformers``, from the same weights, through a folder."""
 
     def __init__(self, case: Case, vocabulary: Vocabulary, *, compile: bool = False) -> None:
         self.case, self.transformers, self.pad = case, quiet_transformers(), vocabulary.pad
@@ -102,7 +102,7 @@ class Theirs:
                 network.compile()
 
     def arranged(self, batch: Batch) -> Batch:
-        """The batch as their collators make it: ``labels`` also has the inputs of their models."""
+        """The batch as collators of ``transformers`` make it: ``labels`` also has the inputs of their models."""
         batch = apart(batch, self.pad)
         labels = {"attention_mask": (batch.doc >= 0).long()}
         if isinstance(self.case.objective, PermutationSettings):
@@ -141,7 +141,7 @@ class Theirs:
             loader = getattr(self.transformers, kind)
             attention = "sdpa" if model.config.family in SDPA else "eager"
             network: nn.Module = loader.from_pretrained(folder, attn_implementation=attention)
-        if not model.config.encoder.types:  # where it has a segment table all the same, ours has none to train
+        if not model.config.encoder.types:  # its segment table, if any, has no counterpart in ours to train
             for name, parameter in network.named_parameters():
                 parameter.requires_grad_("token_type_embeddings" not in name)
         return network
@@ -165,7 +165,7 @@ class Theirs:
             networks["head"] = objective.discriminator.rtd
 
     def _inputs(self, batch: Batch, reader: ModelConfig | None = None) -> dict[str, Tensor]:
-        """The inputs of the library's form of ``reader`` (by default the case's model)."""
+        """The inputs of the library's version of ``reader`` (by default the case's model)."""
         inputs = {"input_ids": batch.ids, "attention_mask": batch.labels["attention_mask"]}
         if (reader or self.case.model).encoder.types and batch.segments is not None:
             inputs["token_type_ids"] = batch.segments
@@ -233,9 +233,9 @@ def labels_of(batch: Batch) -> Tensor:
 
 
 def apart(batch: Batch, pad: int) -> Batch:
-    """Packed documents padded in rows of their own, as those batch them who do not pack.
+    """Packed documents, each padded in its own row, as in batches without packing.
 
-    ``labels["begin"]`` (B,) is where a document stood in its packed row, whose number it keeps.
+    ``labels["begin"]`` (B,) is the place of a document in its packed row, whose number it keeps.
     """
     row, place = (batch.doc >= 0).nonzero(as_tuple=True)
     number = row * (int(batch.doc.max()) + 1) + batch.doc[row, place]

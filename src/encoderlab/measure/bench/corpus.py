@@ -27,7 +27,7 @@ def run(
 ) -> dict[str, Any]:
     """Megabytes of text per second into shards, and of the library's ``encode_batch`` on the same text.
 
-    The library's side reads nothing and writes nothing: its text lies in memory, cut into lines.
+    The library's side neither reads nor writes files: its text is in memory, cut into lines.
     """
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)

@@ -1,7 +1,7 @@
 """The networks that the benchmark trains for each family, ours and those of ``transformers``.
 
 Sizes, weights, batches, losses and dropout rates are the same for both. 12 layers of width 256 (or any other size),
-each with its family's own vocabulary, or a published model. Where ``transformers`` lacks a part of the original, ours
+each with its family's own vocabulary, or a published model. If ``transformers`` lacks a part of the original, ours
 runs without it: no mask decoder for DeBERTa, no pair head for ALBERT; for ConvBERT's generator two heads instead of the
 one that it cannot express. Its pretraining of ELECTRA, ConvBERT and DeBERTa v3 is composed of its models as a user
 would: masked-LM generator, sampling at the masked places, discriminator with a detection head, tied embeddings.
@@ -61,12 +61,13 @@ class Case:
         """Refuse a corpus of ``count`` token ids.
 
         Raises:
-            ConfigError: it has some that the model has not.
+            ConfigError: some are outside the model's vocabulary.
         """
         known = self.model.encoder.vocab
         if count > known:
             raise ConfigError(
-                f"the corpus has {count:,} token ids, and {self.name} only {known:,}; give one of a smaller vocabulary"
+                f"the corpus has {count:,} token ids, and {self.name} only {known:,}; give one with a smaller "
+                "vocabulary"
             )
 
 
@@ -89,7 +90,7 @@ def case(name: str, *, layers: int = 12, width: int = 256) -> Case:
 
 
 def _case(name: str, model: ModelConfig, second: ModelConfig | None = None) -> Case:
-    """Both networks without what ``transformers`` lacks, under the objective that they are made for."""
+    """Both networks without parts that ``transformers`` lacks, under their own objective."""
     objective: ObjectiveSettings = MLMSettings()
     if model.rtd is not None:
         tables = isinstance(model.encoder.position, Disentangled)

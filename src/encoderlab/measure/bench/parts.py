@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from encoderlab.measure.bench.families import Case
 
-PARTS: list[tuple[str, tuple[str, ...]]] = [  # the first part with a fragment of the name, without underscores, has it
+PARTS: list[tuple[str, tuple[str, ...]]] = [  # the first part with a fragment of the name (without underscores) counts
     ("optimiser", ("adam", "zerograd", "lamb")),
     ("loss", ("logsoftmax", "nllloss", "crossentropy", "argmax", "logsumexp", "kldiv")),
     ("attention", ("attend", "attention", "scaleddot", "bmm", "softmax", "skew")),
@@ -28,7 +28,7 @@ DISPATCH = "PythonDispatchMode"  # inside an operator that encoderlab.train.prec
 def time_by_part(step: Callable[[], Any], case: Case, device: torch.device) -> dict[str, float]:
     """Seconds of one step by part: the time of operators on a CPU, of kernels on a GPU, so that waiting does not count.
 
-    Matrix products are told apart by their shapes: projections, feed-forward, head.
+    Matrix products are distinguished by their shapes: projections, feed-forward, head.
     """
 
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
@@ -52,8 +52,8 @@ def _operators_by_part(events: Iterable[Any], case: Case) -> dict[str, float]:
 
 
 def kernels_by_part(events: Iterable[Any], case: Case) -> dict[str, float]:
-    """A kernel belongs to the part of the operator that launched it. Without an operator, as for Triton's kernels, its
-    own name decides.
+    """Seconds by part from kernels: the operator that launched a kernel decides its part; without an operator, as for
+    Triton's kernels, its own name.
     """
     seconds: dict[str, float] = {}
     alone: dict[str, float] = {}  # microseconds by name, of kernels without operator

@@ -54,11 +54,11 @@ class PredictSetting:
 
 
 def run(case: Case, corpus: Path, setting: PredictSetting) -> dict[str, Any]:
-    """Tokens per second, and how often faster ours is than each contender.
+    """Tokens per second, and the ratio of ours to each contender.
 
     Ours sorts by length into batches of equal token counts; the others take batches of ``rows`` in the given order,
     padded to the longest, as their pipelines do. Runs on a GPU if there is one; the states stay there. Only contenders
-    that give the same states take part; ``difference`` holds the largest difference of each (:data:`COMPARED`).
+    with the same states take part; ``difference`` has the largest difference of each (:data:`COMPARED`).
     """
     torch.set_num_threads(setting.threads)
     device = usual_device()
@@ -103,13 +103,14 @@ Call = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 COMPARED = (2, 3, 129, 130, 512)
 """Lengths at which the states of a contender are compared with ours: graphs that were traced at one length have been
-wrong at others. Beside a row of each length stands one half as long, padded: a mask may be passed over."""
+wrong at others. Next to a row of each length is one half as long, padded, because a graph may ignore the mask."""
 LARGEST_DIFFERENCE = 1e-3
 
 
 class Contenders:
-    """The other contenders with the weights of ``model``: their calls, how far their states are from ours, and why one
-    takes no part. ``framed`` are the texts that all of them read."""
+    """The other contenders with the weights of ``model``: their calls, the difference of their states from ours, and
+    why one is refused. ``framed`` are the texts that all of them read.
+    """
 
     def __init__(self, model: Model, framed: Texts) -> None:
         self.model, self.framed = model, framed
@@ -119,10 +120,10 @@ class Contenders:
         self.failed: dict[str, str] = {}
 
     def add(self, place: Path, setting: PredictSetting, device: torch.device) -> None:
-        """Take in those of the setting; their files go to ``place``.
+        """Add the setting's contenders; their files go to ``place``.
 
         Raises:
-            MissingDependency: a library that is compared with is not installed.
+            MissingDependency: a library to compare with is not installed.
         """
         theirs = _Theirs(self.model, place)
         if "transformers" in setting.against:
@@ -175,7 +176,7 @@ def paragraphs(corpus: Corpus, tokenizer: Tokenizer, count: int, longest: int) -
 
 @torch.inference_mode()
 def _seconds(play: Play, mode: Precision, device: torch.device) -> float:
-    """How long it takes until the device has done it."""
+    """Seconds of a call until the device has finished."""
     kernels.keep_memory()  # as encode does; the others run in the same process and have it too
     started = time.perf_counter()
     with products(mode, device), precision_of(mode, device):
@@ -201,7 +202,7 @@ def _padded(call: Call, tokenizer: Tokenizer, framed: Texts, rows: int, device: 
 
 
 class _Theirs(nn.Module):
-    """The encoder of ``transformers`` with the weights of a model, by way of a folder."""
+    """The encoder of ``transformers`` with the weights of a model, through a folder."""
 
     def __init__(self, model: Model, place: Path) -> None:
         super().__init__()
@@ -229,14 +230,14 @@ def _onnx(network: nn.Module, path: Path, threads: int, longest: int) -> Call:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise MissingDependency(error.name or "onnxruntime", "export", "comparing with ONNX Runtime") from None
-    # Three tensors: one that is given twice becomes one input.
+    # Three tensors: the same tensor given twice would become one input.
     ids, mask, segments = (make(2, 16, dtype=torch.long) for make in (torch.ones, torch.ones, torch.zeros))
     size = {0: torch.export.Dim("rows"), 1: torch.export.Dim("length", min=2, max=longest)}
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            # Not by torch.onnx.export alone, which traces again without a word where a length was baked in.
+            # Not by torch.onnx.export alone, which silently traces again if the graph depends on the example's length.
             graph = torch.export.export(network, (ids, mask, segments), dynamic_shapes=(size, size, size))
             torch.onnx.export(
                 graph,

@@ -1,8 +1,8 @@
-"""``encoderlab bench scaling``: training with several processes of one thread, and a model of what communication costs.
+"""``encoderlab bench scaling``: training with several processes of one thread, and a model of communication time.
 
 Latency and bandwidth of :mod:`encoderlab.measure.many_processes` are fitted from exchanges of several sizes in the same
-run. The model is checked in the same run against a link that is made slow on purpose: buckets then arrive
-when the ring formula says, and not before. Under torchrun the processes are those of its nodes.
+run. The model is checked in the same run against an artificially slow link: buckets then arrive when the ring formula
+says, not earlier. Under torchrun the processes are those of its nodes.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from encoderlab.measure.many_processes import Link, Step
 from encoderlab.nn import kernels
 from encoderlab.objectives.vocabulary import Vocabulary
 
-SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 22)  # floats of the exchanges that latency and bandwidth are fitted from
-SLOW_LATENCY = 1e-3  # seconds, of the link that is made slow
+SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 22)  # floats of the exchanges to which latency and bandwidth are fitted
+SLOW_LATENCY = 1e-3  # seconds, of the slow link
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class ScalingWork:
 def run(case: Case, corpus: Path, *, processes: int, rows: int, length: int, steps: int) -> dict[str, Any]:
     """Tokens per second of one process and of ``processes``, each with one thread and ``rows`` rows.
 
-    Also the seconds of a step that communication adds, what the model predicts for other counts at this link, and what
-    it predicted and what was measured at a link whose exchange takes half as long as a step. Under torchrun its
-    processes are measured, whatever ``processes`` says, and only the first one returns.
+    Also the seconds that communication adds to a step, predictions for other numbers of processes at this link, and
+    prediction and measurement at a link whose exchange takes half as long as a step. Under torchrun its
+    processes are measured (``processes`` is ignored), and only the first one returns.
     """
     setting = TrainSetting(rows=rows, length=length)
     vocabulary, batches = real_rows(case, corpus, setting)
@@ -102,7 +102,7 @@ def run(case: Case, corpus: Path, *, processes: int, rows: int, length: int, ste
 
 
 class Nodes:
-    """The processes that torchrun started, of which this is one.
+    """The processes that torchrun started, this one included.
 
     Raises:
         ConfigError: there is only one.
@@ -154,7 +154,7 @@ class _Wire:
     def __init__(self, link: Link | None, world: int, group: Any) -> None:
         self.link, self.world, self.group = link, world, group
         self.waiting: SimpleQueue[tuple[Tensor, float, Future[Tensor]] | None] = SimpleQueue()
-        self.thread = Thread(target=self._carry, daemon=True)  # which does not keep a process that failed alive
+        self.thread = Thread(target=self._carry, daemon=True)  # which does not keep a failed process alive
         self.thread.start()
         self.begin()
 
@@ -198,9 +198,7 @@ def _launch(world: int, work: ScalingWork) -> dict[str, Any]:
             if any(worker.exitcode for worker in workers):
                 for worker in workers:
                     worker.kill()
-                raise EncoderlabError(
-                    f"a process of the benchmark of {work.case.name} failed; its message stands above"
-                )
+                raise EncoderlabError(f"a process of the benchmark of {work.case.name} failed; its message is above")
             time.sleep(0.05)
         result: dict[str, Any] = results.get()
         for worker in workers:
@@ -216,7 +214,7 @@ def _serve(rank: int, world: int, meeting: str, work: ScalingWork, results: Any)
     if rank == 0:
         results.put(measured)
     dist.barrier()
-    os._exit(0)  # destroying the group may wait for ever, for a thread that waits for the interpreter to free a tensor
+    os._exit(0)  # destroying the group may wait forever for a thread that waits for the interpreter to free a tensor
 
 
 def _measure(world: int, work: ScalingWork, group: Any) -> dict[str, Any]:

@@ -32,10 +32,10 @@ from encoderlab.train.recipe import Precision, Recipe
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSetting:
-    """How a benchmark runs: ``turns`` of ``steps`` steps for each contender, after a turn that is not counted.
+    """The setting of a benchmark: ``turns`` of ``steps`` steps for each contender, after a turn that is not counted.
 
-    ``compile``: the other contender takes part a second time, under ``torch.compile``, which ours has on a GPU.
-    ``documents``: rows hold whole documents side by side, which the other contender pads in rows of their own.
+    ``compile``: the other contender takes part a second time, under ``torch.compile``; on a GPU ours then uses it too.
+    ``documents``: rows have several whole documents; the other contender pads each in its own row.
     """
 
     rows: int = 32
@@ -48,14 +48,14 @@ class TrainSetting:
     documents: bool = False
 
 
-COMPILED = "compiled"  # stands behind the name of a contender that has torch.compile
+COMPILED = "compiled"  # suffix of the name of a contender under torch.compile
 
 
 def run(case: Case, corpus: Path, setting: TrainSetting, against: str | None) -> dict[str, Any]:
     """Time the contenders in turns on the same batches.
 
     Returns tokens per second, their ratio with its spread, the share of the matrix-product peak and of the rate that
-    products sustain in turn with the steps, peak memory, the shares of a step's time by part (on a GPU of its kernels'
+    products sustain between the steps, peak memory, the shares of a step's time by part (on a GPU of its kernels'
     time, and the share of a step in which one runs), and the difference of the losses after 20 steps from equal weights
     without dropout.
     """
@@ -104,7 +104,7 @@ def run(case: Case, corpus: Path, setting: TrainSetting, against: str | None) ->
 
 
 def _adapted(case: Case, setting: TrainSetting) -> Case:
-    """The case as the setting's rows ask for it."""
+    """The case adapted to the setting's rows."""
     if setting.documents:
         case = replace(case, model=replace(case.model, pooler=None, pair=False))  # which reads pairs
     if isinstance(case.objective, PermutationSettings):  # a sixth of a row is predicted, as published
@@ -167,7 +167,7 @@ def _time(workers: Mapping[str, Worker], setting: TrainSetting, batches: int) ->
 def operations_per_token(case: Case, rows: list[list[Row]], setting: TrainSetting) -> float:
     """Floating-point operations of training per real token, as :func:`operations` counts them.
 
-    Tokens attend within their own document, so of rows with several the operations depend on the documents' lengths.
+    Tokens attend within their own document, so the operations depend on the documents' lengths.
     """
     recipe = Recipe(model=case.model, generator=case.second, objective=case.objective)
     if not setting.documents:
@@ -180,8 +180,8 @@ def operations_per_token(case: Case, rows: list[list[Row]], setting: TrainSettin
 def warming(batches: int, *, first: bool, gpu: bool, compiled: bool) -> int:
     """Steps of a turn that are not counted.
 
-    What fetches memory, chooses or compiles by the shape of a batch has then seen all of them, and again after a turn
-    of the other contender on a GPU, which gives its memory back.
+    Allocator, autotuner and compiler must see every batch shape once; on a GPU again after the other contender's turn,
+    because each frees its memory after a turn.
     """
     if first:
         return batches * (2 if gpu or compiled else 1)
@@ -242,7 +242,7 @@ def _start(
     stack: ExitStack, name: str, case: Case, vocabulary: Vocabulary, rows: list[list[Row]], setting: TrainSetting
 ) -> Worker:
     library = name.removesuffix(f" {COMPILED}")
-    on_gpu = torch.cuda.is_available()  # on a CPU our kernels are ahead of torch.compile
+    on_gpu = torch.cuda.is_available()  # on a CPU our kernels are faster than torch.compile
     work = Work(
         contender=library,
         case=case,

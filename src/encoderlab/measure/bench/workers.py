@@ -1,5 +1,5 @@
-"""Contenders in processes of their own, which work only when told to: memory is counted for each, and none computes
-during another's turn.
+"""Contenders in separate processes, which work only on request: memory is counted for each, and none computes during
+another's turn.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class Work:
 
 
 class Worker:
-    """A process that holds one contender; every call waits for its answer.
+    """A process with one contender; every call waits for its answer.
 
     Raises:
-        EncoderlabError: what the process raised, by its message.
+        EncoderlabError: the process failed; the message is its error's.
     """
 
     def __init__(self, work: Work) -> None:
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read by torch, whose profiler is loud else
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read by torch, whose profiler otherwise prints messages
         context = multiprocessing.get_context("spawn")
         self.pipe, other = context.Pipe()
         self.process = context.Process(target=_serve, args=(other, work), daemon=True)
@@ -83,7 +83,7 @@ def _serve(pipe: Connection, work: Work) -> None:
     """The main function of a worker process: answer the requests in ``pipe`` until one asks to stop."""
     try:
         player = _Player(work)
-    except Exception as error:  # whatever it is, the process that waits is told
+    except Exception as error:  # whatever the error, the waiting process must get it
         pipe.recv()
         pipe.send(_failure(work, error))
         return
@@ -103,7 +103,7 @@ def _serve(pipe: Connection, work: Work) -> None:
 
 
 class _Player:
-    """The contender of a worker on its device, with its batches made and its optimizer at hand.
+    """The contender of a worker on its device, with its batches and its optimizer.
 
     Raises:
         EncoderlabError: the contender cannot be built, or a batch has nothing to predict.
@@ -150,8 +150,8 @@ class _Player:
         return seconds, float(tokens), [float(loss) for loss in losses]
 
     def peak(self) -> tuple[float, float]:
-        """Operations per second of matrix products at the model's own feed-forward shape: of the best of eight bursts,
-        and of all of them together, which is what a shared machine sustains.
+        """Operations per second of matrix products at the model's own feed-forward shape: the best of eight bursts, and
+        all bursts together, the rate that a shared machine sustains.
         """
         encoder = self.work.case.model.encoder
         dtype = torch.bfloat16 if self.work.precision == "bf16" else torch.float32
@@ -167,7 +167,7 @@ class _Player:
             return self._now() - started
 
         count = 4
-        if self.device.type == "cuda":  # until the clock of the host and the launch of a product do not matter
+        if self.device.type == "cuda":  # long enough that the host's clock and the launch of a product do not matter
             burst(count)
             count = max(count, math.ceil(count * BURST / burst(count)))
         seconds = [burst(count) for _ in range(8)]
@@ -182,12 +182,12 @@ class _Player:
             self._now()
 
         if self.device.type == "cuda":
-            once()  # whose memory is at hand again
+            once()  # whose memory is allocated again
             return time_by_part(once, self.work.case, self.device)  # a GPU does not wait for its batches
         return time_by_part(once, self.work.case, self.device) | {"data": self.preparing}
 
     def memory(self) -> int:
-        """Bytes: on a GPU the most that counted steps allocated, else how far the process has grown."""
+        """Bytes: on a GPU the largest allocation in counted steps, else the growth of the process."""
         return self.gpu_memory if self.device.type == "cuda" else (peak_memory() or 0) - self.memory_before
 
     def _step(self) -> Tensor:
@@ -206,7 +206,7 @@ class _Player:
         return products(self.work.precision, self.device) if self.is_ours else nullcontext()
 
     def _now(self) -> float:
-        """The time in seconds when the device has done all it was given."""
+        """The time in seconds after the device has finished all its work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter()

@@ -20,7 +20,7 @@ from encoderlab.files import sha256
 from encoderlab.measure.pairs.evaluate import Survey, encoded, evaluate_files
 from encoderlab.measure.pairs.statistics import Table
 
-WEIGHTS = (0.1, 0.3, 0.6)  # of one, two and three tokens, where their contexts occur
+WEIGHTS = (0.1, 0.3, 0.6)  # of one, two and three tokens, if their contexts occur
 BLOCK = 1 << 20  # tokens that are counted together
 
 
@@ -30,7 +30,7 @@ class Baselines:
     ``frequency``: sum of log p(w_i) with p(w) = (count(w) + 1) / (tokens + vocabulary). ``trigram``: sum of
     log p(w_i | w_i-2 w_i-1), a mixture of relative frequencies of three, two and one token with :data:`WEIGHTS`
     (Jelinek and Mercer, 1980); the weight of a context that does not occur goes to the shorter ones. Sums are exactly
-    rounded, so that sentences of the same tokens tie whatever their order.
+    rounded, so that sentences with the same tokens in any order tie.
 
     Args:
         sentences: all that will be scored; may be an iterator.
@@ -111,7 +111,7 @@ class _Counts:
                 self.counts[order] += np.bincount(place[inside], minlength=len(keys))
 
     def __call__(self, ids: np.ndarray, order: int) -> np.ndarray:
-        """Counts of every n-gram of ``ids``, which are among those that were counted: (n - order + 1,)."""
+        """Counts of every n-gram of ``ids``, a counted sentence: (n - order + 1,)."""
         return self.counts[order][np.searchsorted(self.keys[order], _grams(ids, order, self.base))]
 
 

@@ -20,7 +20,7 @@ from encoderlab.measure.pairs.scorers import Scorer, scored
 from encoderlab.measure.pairs.statistics import Table, Ties, tabulate
 from encoderlab.part_files import PartFile
 
-CHUNK = 1000  # pairs that are scored together, which bounds the memory and what an interruption loses
+CHUNK = 1000  # pairs that are scored together, which limits the memory and the loss at an interruption
 
 
 @dataclass(kw_only=True)
@@ -29,9 +29,9 @@ class Survey:
 
     Args:
         paradigms: name -> phenomenon, in the order of the files.
-        pairs: how many are scored.
-        equal: places of pairs whose sentences are equal: they tie whatever the model (BLiMP has seven).
-        long: places of pairs that the model cannot read, and that are left out.
+        pairs: number of pairs to score.
+        equal: places of pairs with two equal sentences, which tie for every model (BLiMP has seven).
+        long: places of pairs that are too long for the model and are left out.
         digest: of all sentences.
     """
 
@@ -53,8 +53,8 @@ def survey(
     """Read all pairs once.
 
     Raises:
-        DataError: with file and line: a damaged pair (see :func:`read`), a sentence of which the tokenizer leaves
-            nothing, or one of more than ``longest`` tokens that is not to be skipped.
+        DataError: with file and line: a damaged pair (see :func:`read`), a sentence without tokens, or one of more than
+            ``longest`` tokens that must not be skipped.
     """
     result, digest = Survey(), hashlib.sha256()
     for pair, good, bad in encoded(files, tokenizer, bad_first=bad_first):
@@ -120,13 +120,13 @@ def evaluate_files(
 ) -> dict[str, Table]:
     """Score the pairs that a :func:`survey` ``surveyed``: accuracies by measure, the usual one first.
 
-    Every chunk that is done is kept in a :class:`PartFile`, next to ``out`` or in the folder of caches; the same call
-    continues after the last whole one and has the same result, to the last bit. At the end the part file is deleted,
+    Every finished chunk is stored in a :class:`PartFile`, next to ``out`` or in the cache folder; the same call
+    continues after the last whole chunk and has the same result, to the last bit. At the end the part file is deleted,
     and ``out`` has one JSON object per pair, with its scores.
 
     Args:
-        key: what besides the pairs determines the scores: the models.
-        progress: called with the pairs that are done and all.
+        key: identifies the models, which determine the scores together with the pairs.
+        progress: called with the number of finished pairs and of all pairs.
 
     Raises:
         ConfigError: another process is scoring the same.
@@ -180,7 +180,7 @@ def evaluate_files(
 
 
 def evaluate_pairs(scorers: Sequence[Scorer], tokenizer: Tokenizer, pairs: Sequence[Pair]) -> dict[str, Table]:
-    """Accuracies by measure of pairs that are held in memory, such as a :func:`sample`."""
+    """Accuracies by measure of pairs in memory, such as a :func:`sample`."""
     paradigms = {pair.paradigm: pair.phenomenon for pair in pairs}
     number_of = {name: place for place, name in enumerate(paradigms)}
     numbers = np.array([number_of[pair.paradigm] for pair in pairs], np.int64)

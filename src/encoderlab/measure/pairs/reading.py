@@ -1,4 +1,4 @@
-"""Read minimal pairs from files: JSON lines as BLiMP and ZhoBLiMP have them, CSV, and text with a pair on two lines."""
+"""Read minimal pairs from files: JSON lines as in BLiMP and ZhoBLiMP, CSV, and text with a pair on two lines."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def find(places: Sequence[Path]) -> list[Path]:
     """The files of pairs in files and folders, each folder's in the order of their names.
 
     Raises:
-        DataError: nothing there, or a folder without a file of pairs.
+        DataError: no such file, or a folder without files of pairs.
     """
     paths: list[Path] = []
     for place in places:
@@ -108,9 +108,9 @@ def _on_two_lines(path: Path, stem: str) -> Iterator[Pair]:
 
 
 def sample(pairs: Sequence[Pair], size: int, *, seed: int = 0) -> list[Pair]:
-    """``size`` of the pairs, in their order, equally many of each paradigm as far as there are enough.
+    """``size`` of the pairs, in order, equally many of each paradigm if it has enough.
 
-    Which ones follows from the seed, the paradigm and their order within it.
+    Seed, paradigm and the order within it determine the choice.
     """
     members: dict[str, list[int]] = {}
     for number, pair in enumerate(pairs):

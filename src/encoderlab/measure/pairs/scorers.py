@@ -6,9 +6,9 @@ A sentence of tokens w_1 ... w_n, without special tokens, is scored by
 - ``pll_word``: the same with the later tokens of its word masked too, so that they do not give it away
   (PLL-word-l2r; Kauf and Ivanova, 2023);
 - ``log_probability``: sum of log p(w_i | earlier tokens), of left-to-right models, and of masked models whose head
-  reads the token before (GPT-BERT), which are then shown earlier tokens only;
+  reads the token before (GPT-BERT), which then see only earlier tokens;
 - ``not_replaced``: sum of log(1 - p(w_i was replaced)), of replaced token detection. It is not a probability of
-  the sentence, and compares with other models of its kind only.
+  the sentence, and comparable only with other detectors.
 
 Permutation models (XLNet) predict through the query stream, which sees all tokens but the masked ones.
 """
@@ -54,10 +54,10 @@ class Scorer(Protocol):
 
 def scorers_of(model: Model, generator: Model | None = None, *, official: bool = False) -> list[Scorer]:
     """The scorers that fit a model, the usual measure first. ``generator`` is the second network of replaced token
-    detection. ``official``: only the measure that the BabyLM challenge takes.
+    detection. ``official``: only the measure of the BabyLM challenge.
 
     Raises:
-        ConfigError: the model has no head that predicts or judges tokens.
+        ConfigError: the model has neither an LM head nor a detection head.
     """
     predictor = generator if generator is not None else model
     scorers: list[Scorer] = []
@@ -78,7 +78,7 @@ def scorers_of(model: Model, generator: Model | None = None, *, official: bool =
 
 
 def scored(sentence: Encoding) -> np.ndarray:
-    """Which tokens count, (n,) bool: those that stand for characters of the sentence."""
+    """Which tokens count, (n,) bool: those with characters of the sentence."""
     return sentence.offsets[:, 1] > 0
 
 
@@ -90,7 +90,7 @@ def word_ends(sentence: Encoding) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class _Query:
-    """A row with masks, and what is asked of it: ``target`` at ``place`` counts for ``measure`` of ``sentence``."""
+    """A row with masks: log p of ``target`` at ``place`` counts for ``measure`` of ``sentence``."""
 
     row: int
     target: int
@@ -114,9 +114,9 @@ class _OnFramedRows:
 class Masked(_OnFramedRows):
     """Pseudo-log-likelihoods of masked and of permutation models.
 
-    One row per masked place, computed once for all sentences and measures that ask for it: the two sentences of a pair
-    share the row in which the word that tells them apart is masked. Rows of one length share a batch, so there is next
-    to no padding; the last layer is computed at the masked places alone.
+    One row per masked place, computed once for all sentences and measures that need it: the two sentences of a pair
+    share the row in which the word that distinguishes them is masked. Rows of one length share a batch, so there is
+    hardly any padding; the last layer is computed only at the masked places.
     """
 
     def __init__(self, model: Model, measures: tuple[Measure, ...] = ("pll", "pll_word")) -> None:
@@ -145,7 +145,7 @@ class Masked(_OnFramedRows):
         return out[back]
 
     def _rows(self, sentences: Sequence[Encoding]) -> tuple[list[Framed], list[int], list[_Query]]:
-        """Framed rows with masks (ids, segments), the place that each is asked about, and the questions."""
+        """Framed rows with masks (ids, segments), the masked place of each, and the queries."""
         tokenizer, mask = self.tokenizer, self.tokenizer.special.mask
         known: dict[tuple[int, bytes], int] = {}
         rows: list[Framed] = []
@@ -179,8 +179,8 @@ class Masked(_OnFramedRows):
 class LeftToRight:
     """Sums of log probabilities of the next token.
 
-    The first token is predicted from the token that stands before a text in training: the end-of-document token where
-    the tokenizer has one, else the classification token.
+    The first token is predicted from the token before a text in training: the end-of-document token if the tokenizer
+    has one, else the classification token.
     """
 
     measures: tuple[Measure, ...] = ("log_probability",)
@@ -201,7 +201,7 @@ class LeftToRight:
         distinct, back = _distinct(sentences)
         out = np.zeros((len(distinct), 1))
         rows = []
-        for sentence in distinct:  # the last token is predicted only
+        for sentence in distinct:  # the last token is only a target
             ids = np.append(self.start, sentence.ids[:-1]).astype(np.int64)
             rows.append((ids, np.zeros(len(ids), np.int8)))
         device = next(self.model.parameters()).device
@@ -280,7 +280,7 @@ def _padding_before(tokenizer: Tokenizer, batch: Batch) -> Tensor:
 
 
 def _distinct(sentences: Sequence[Encoding]) -> tuple[list[Encoding], np.ndarray]:
-    """The different sentences by their tokens, and which of them each sentence is, (n,)."""
+    """The different sentences by their tokens, and the index of each sentence among them, (n,)."""
     known: dict[bytes, int] = {}
     back = np.array([known.setdefault(sentence.ids.tobytes(), len(known)) for sentence in sentences], np.int64)
     _, first = np.unique(back, return_index=True)

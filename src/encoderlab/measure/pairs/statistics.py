@@ -1,4 +1,4 @@
-"""Accuracies over minimal pairs: by paradigm, by phenomenon and in all, with intervals from the bootstrap."""
+"""Accuracies over minimal pairs: by paradigm, by phenomenon and in total, with intervals from the bootstrap."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEVEL = 0.95  # of the intervals
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy:
-    """A share of right pairs, its interval, and how many pairs and ties it was counted over."""
+    """A share of right pairs, its interval, and the numbers of pairs and ties."""
 
     accuracy: float
     low: float
@@ -40,11 +40,11 @@ def tabulate(
 ) -> Table:
     """The table of one measure.
 
-    Each interval holds the middle 95% of 1,000 resamplings of the pairs within every paradigm. Paradigms are not
+    Each interval is the middle 95% of 1,000 resamplings of the pairs within every paradigm. Paradigms are not
     resampled: the interval is about other sentences of the same paradigms.
 
     Args:
-        margins: (n,) score of the acceptable sentence less that of the other; above 0 is right, 0 a tie.
+        margins: (n,) score of the acceptable sentence minus that of the other; above 0 is right, 0 a tie.
         numbers: (n,) int, the paradigm of each pair.
         paradigms: name and phenomenon of each paradigm; each has at least one pair.
         ties: whether a tie counts as half right, or as right (BabyLM's scorer).

@@ -1,4 +1,4 @@
-"""Minimal pairs as a measure of validation, so that the curves of a run show it."""
+"""Accuracy on minimal pairs as a validation measure, shown in the curves of a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def validation_scores(recipe: Recipe, objective: Objective) -> Callable[[], Mapp
 
     Raises:
         ConfigError: the objective trains no model that scores sentences.
-        DataError: a pair is damaged or longer than the model reads; found before the first step.
+        DataError: a pair is damaged or too long for the model; raised before the first step.
     """
     settings = recipe.evaluation.pairs
     if settings is None:

@@ -139,7 +139,7 @@ def attend(
     """softmax(scale q k^T + bias, over what is visible) v; dropout on the probabilities (Vaswani et al. 2017, 3.2.1).
 
     q (B, H, L, K), k (B, H, M, K), v (B, H, M, V) -> (B, H, L, V); bias and bool visible broadcast to (B, H, L, M). The
-    queries are the last L of the M keys; ``reach`` hides keys further than that from a query. The result is stored as
+    queries are the last L of the M keys; ``reach`` hides keys further away from a query. The result is stored as
     (B, L, H, V), so ``transpose(1, 2).flatten(2)`` copies nothing. A kernel never stores the scores: the backward pass
     computes them again. On a CPU, keys that no query of a block sees cost nothing.
 
@@ -178,7 +178,7 @@ def attend_packed(
 ) -> Tensor:
     """Self-attention from one product with queries, keys and values: qkv (B, L, 3 A) -> (B, L, A).
 
-    ``reach`` as in :func:`attend`; ``rotation`` (L, K) turns queries and keys, see :func:`plain.rotate`. A kernel
+    ``reach`` as in :func:`attend`; ``rotation`` (L, K) rotates queries and keys, see :func:`plain.rotate`. A kernel
     writes the gradient of qkv in place instead of concatenating three.
     """
     seeds = _checked(seeds, p, qkv.shape[0])
@@ -188,7 +188,7 @@ def attend_packed(
         return plain.attend_packed(qkv, heads, rotation=rotation, **how)
     if fast is cpu:
         return cpu.attention.attend_packed(qkv, heads, visible, seeds, scale, p, site, reach, rotation)
-    if rotation is not None or reach is not None:  # on a GPU, torch turns queries and keys and makes the mask
+    if rotation is not None or reach is not None:  # on a GPU, torch rotates queries and keys and makes the mask
         q, k, v = packed_heads(qkv, heads).unbind()
         if rotation is not None:
             q, k = plain.rotate(q, rotation), plain.rotate(k, rotation)
@@ -249,8 +249,9 @@ def linear_cross_entropy(
 
     x (S, D), weight (V, D), bias (V,), labels (S,) int64. ``uniforms`` (S,) float64 in [0, 1) draw one class per row
     from the softmax by inverting its cumulative distribution, without gradient: samples (S,) int64; without
-    ``uniforms`` None. A kernel holds a bounded chunk of logits at a time and computes their gradients at once.
-    The gradient, not the sum, has ``z_loss`` log(Z)^2 in it, with the softmax's denominator Z: losses stay comparable.
+    ``uniforms`` None. A kernel holds a bounded chunk of logits at a time and computes their gradients at once. The
+    gradient includes ``z_loss`` log(Z)^2, with the softmax's denominator Z; the sum does not, so losses stay
+    comparable.
     """
     x, weight = _as_products(x, weight)
     fast = _kernels(x, weight)

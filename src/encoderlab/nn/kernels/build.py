@@ -49,7 +49,7 @@ def one_at_a_time(path: Path) -> Iterator[None]:
 def compile_library(compiler: str) -> Path:
     """The path of the compiled library; compile it if the cache folder does not have it.
 
-    The name ends with the hash of the file. A damaged file no longer fits its hash and is compiled again, because
+    The name ends with the hash of the file. A damaged file no longer matches its hash and is compiled again, because
     loading it could kill the process (SIGBUS, SIGSEGV).
     """
     sources = [path.read_text() for path in sorted(FOLDER.iterdir())]
@@ -102,11 +102,11 @@ def open_library(compiler: str) -> ctypes.CDLL:
 
 
 def _opened(library: Path) -> ctypes.CDLL:
-    """Load a copy of the file in memory, where the system has such files: what another process does to the file in the
-    cache folder later, even cutting it, changes nothing here.
+    """Load a copy of the file in memory, if the system has such files, so that later changes of the file in the cache
+    folder, even truncation, have no effect here.
 
     Raises:
-        OSError: the file is not what its name says, or no library.
+        OSError: the file does not match the hash in its name, or is not a library.
     """
     content = library.read_bytes()
     if not library.stem.endswith(_digest(content)):

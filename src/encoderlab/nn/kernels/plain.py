@@ -239,7 +239,7 @@ def attend_packed(
 
 
 def rotate(x: Tensor, rotation: Tensor) -> Tensor:
-    """Apply rotary positions (Su et al., 2021): turn each pair (x_j, x_{j + K / 2}) by the angle of its position.
+    """Apply rotary positions (Su et al., 2021): rotate each pair (x_j, x_{j + K / 2}) by the angle of its position.
 
     x (B, H, L, K); ``rotation`` (L, K), or (B, 1, L, K), float32, holds the cosines of the K / 2 angles, then their
     sines. Computed in at least float32.
@@ -307,7 +307,7 @@ def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
     return sampled.clamp(max=logits.shape[1] - 1)
 
 
-MIDDLE = 128  # what stands for zero in unsigned numbers of 8 bits
+MIDDLE = 128  # zero as an unsigned number of 8 bits
 EXACT = 1024  # products of two numbers of 8 bits whose sum float32 holds exactly
 SMALLEST = 1e-30  # largest magnitude of a row below which it counts as zeros
 
@@ -316,7 +316,7 @@ def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Rows x (S, K) float32 in 8 bits: ``128 + round(127 x / m)`` (S, K) uint8 with each row's largest magnitude m, and
     scales m / 127 (S,).
 
-    To nearest, ties to even. The scale of a row that is not finite is NaN.
+    Rounded to the nearest integer, ties to even. The scale of a row that is not finite is NaN.
     """
     largest = x.abs().amax(1)
     whole = largest.isfinite()

@@ -4,7 +4,7 @@ const MEANING = {
   entropy: "Entropy of attention in nats: 0 if one token is read, the logarithm of the length if all are read equally.",
   distance: "Mean distance in tokens between a token and what it reads.",
   diagonal: "Diagonal concentration: weight within 4 tokens of the token itself, over the weight outside (ConvBERT, table 8).",
-  importance: "Mean size of the gradient of the pretraining loss by a factor on what the head gives (Michel et al., 2019). A head near 0 can be removed at little loss: encoderlab prune.",
+  importance: "Mean absolute gradient of the pretraining loss with respect to a factor on the head's output (Michel et al., 2019). A head near 0 can be removed with little loss: encoderlab prune.",
 };
 for (const [name, words] of Object.entries(data.relations)) MEANING[name] = `Share of the weight on ${words}.`;
 
@@ -104,7 +104,7 @@ function shade(index) {
       const weight = asks < 0 ? 0 : weights[asks * keys + key] / 255;
       token.style.background = `rgb(var(--shade) / ${Math.min(1, weight * 1.1).toFixed(3)})`;
       token.classList.toggle("asks", key === asks + text.memory && asks >= 0);
-      token.title = asks < 0 ? "memory is read and does not ask" : `${(100 * weight).toFixed(1)}%`;
+      token.title = asks < 0 ? "memory is only read" : `${(100 * weight).toFixed(1)}%`;
     });
   });
 }

@@ -63,7 +63,7 @@ _TELLING = (*tables.RECORDS, ".ndjson", ".txt")  # suffixes that determine how a
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """What the user says of a file; fields that are None are inferred. A column is a name, or a number if there is no
+    """The user's settings for a file; fields that are None are inferred. A column is a name, or a number without a
     header.
 
     ``skip_unlabelled``: leave out rows without a label, which are otherwise refused.

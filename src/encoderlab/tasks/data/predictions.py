@@ -352,8 +352,8 @@ def _labels(task: Task, value: Any) -> tuple[str, ...]:
 
 
 def _option(task: Task, example: Choice, guess: GivenPrediction, path: Path) -> int:
-    """The index of an option that is given as a number, by its text, or by its letter. Where an option is itself a
-    number, ReCoRD's predictions are texts, others the number of an option if there are so many.
+    """The index of an option that is given as a number, by its text, or by its letter. If an option is itself a number,
+    ReCoRD's predictions are texts; others are numbers of options if there are so many.
     """
     value = guess.value
     if isinstance(value, int) and not isinstance(value, bool):
@@ -416,7 +416,7 @@ def _tagged(example: TaggedWords, guess: GivenPrediction, path: Path) -> TaggedW
 def _in_scheme(path: Path, task: Task, sentences: Sequence[TaggedWords]) -> list[TaggedWords]:
     """The sentences with predicted tags in the gold data's scheme (its layout's, or BIO for spans).
 
-    Tags in no other scheme stay as they are, so that errors against the scheme are scored as they are.
+    Tags that fit no scheme stay unchanged, so that violations of the scheme are scored as they are.
     """
     scheme: Scheme | None = getattr(task.layouts[0], "scheme", "BIO")
     tags = [sentence.tags or () for sentence in sentences]

@@ -95,7 +95,7 @@ def _column_records(path: Path) -> Iterator[Record]:
 
 
 def _named(value: Any, names: Sequence[str]) -> Any:
-    """The name of a class for its number, or the names for a list of numbers; -1 stands for no label."""
+    """The name of a class for its number, or the names for a list of numbers; -1 means no label."""
     if isinstance(value, list):
         return [_named(one, names) for one in value]
     return names[value] if isinstance(value, int) and 0 <= value < len(names) else None if value == -1 else value
@@ -132,7 +132,7 @@ def document(path: Path) -> Any:
         return json_value("\n".join(line for _, line in lines(path)))
     except ValueError as error:
         line = f":{error.lineno}" if isinstance(error, JSONDecodeError) else ""
-        raise DataError(f"{path}{line}: not valid JSON ({getattr(error, 'msg', error)})") from None
+        raise DataError(f"{path}{line}: not valid JSON ({getattr(error, 'msg', error)}); correct it") from None
 
 
 def is_document(path: Path) -> bool:

@@ -75,7 +75,7 @@ def without_fillers(test: Split, train: Split) -> Split:
 
 
 def completed(task: Task, train: Split) -> Task:
-    """``task`` with what only its training data determines: labels, and whether questions may have no answer.
+    """``task`` with the facts that only its training data determines: labels, and whether questions may have no answer.
 
     Raises:
         DataError: nothing can be learned from these labels.
@@ -87,7 +87,7 @@ def check_splits(task: Task, splits: Mapping[str, Split]) -> None:
     """Refuse labels that do not occur in training.
 
     Raises:
-        DataError: with file, row and label.
+        DataError: a label does not occur; the message names file, row and label.
     """
     if not FORMS[task.form].labelled:
         return

@@ -1,4 +1,4 @@
-"""The benchmarks as tables: where their files are, what their columns mean, how they are scored and submitted.
+"""The benchmarks as tables: their files and columns, their metrics, and their submissions.
 
 A new benchmark of a known form is one row here. Labels have the order of the Hugging Face data sets, whose files give
 them as numbers. The row counts of leaderboards do not count the header line.

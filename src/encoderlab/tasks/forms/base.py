@@ -45,12 +45,12 @@ Network = Model | FrozenModel
 Scores = dict[str, float]
 Baseline = Callable[[Sequence[Any], Sequence[Any]], "list[Any] | None"]
 """(training examples, examples to predict) -> predictions; None if it does not apply."""
-FLOOR = -1e30  # the score of a place that does not exist: after a window, or an option that an example lacks
+FLOOR = -1e30  # the score of a missing place: after a window, or of a missing option
 
 
 @dataclass(frozen=True, kw_only=True)
 class FormSettings(Bounded):
-    """How examples become sequences, and how answers are read: the settings that all forms have.
+    """The settings of all forms: how examples become sequences, and how answers are read.
 
     Each form has its own type of settings with further fields. Settings of this base type are accepted by any form.
 
@@ -82,13 +82,13 @@ class Form:
         unique_ids: answers are scored by id, so ids must be unique.
         collapses: a run that predicts the same answer for every example counts as failed.
         graded: answers are more or less right, so that none counts as wrong.
-        too_long: what happens to a text that is longer than a sequence; empty if nothing is lost.
+        too_long: what happens to texts longer than a sequence; empty if nothing is lost.
 
     Attributes:
         learned: names of the attributes that :meth:`items` sets from training examples; they are cached with the items.
         index: the place of each label of the task.
-        cut: how many examples were too long for one sequence.
-        threshold: of an answer's score, if the form chooses one on the development set.
+        cut: number of examples that were too long for one sequence.
+        threshold: for an answer's score, if the form chooses one on the development set.
     """
 
     name: ClassVar[str]
@@ -147,7 +147,7 @@ class Form:
 
     @classmethod
     def completed(cls, task: Task, train: Split) -> Task:
-        """``task`` with what only its training data determines, such as labels.
+        """``task`` with the facts that only its training data determines, such as labels.
 
         Raises:
             DataError: nothing can be learned from these labels.
@@ -156,10 +156,10 @@ class Form:
 
     @classmethod
     def decided(cls, task: Task, settings: FormSettings) -> Task:
-        """``task`` with the metrics of what the settings ask for.
+        """``task`` with the metrics that the settings need.
 
         Raises:
-            ConfigError: the settings are not for these labels.
+            ConfigError: the settings do not fit these labels.
         """
         return task
 
@@ -240,7 +240,7 @@ class Form:
 
     @classmethod
     def off(cls, task: Task, example: Any, value: Any, detail: Mapping[str, Any]) -> float:
-        """How far a prediction is off, by which mistakes are ordered; 0 where it is right."""
+        """The size of a prediction's error, by which mistakes are ordered; 0 if it is right."""
         raise NotImplementedError
 
     @classmethod
@@ -289,7 +289,7 @@ class Form:
 
     @classmethod
     def as_saved(cls, settings: FormSettings) -> FormSettings:
-        """The settings in which the saved model answers, which may differ from those in training."""
+        """The settings of the saved model's answers, which may differ from those in training."""
         return settings
 
     # A task, its tokenizer and its settings
@@ -322,7 +322,7 @@ class Form:
 
     @property
     def reads_documents(self) -> bool:
-        """Whether an example is read with its neighbours, so that many have to be encoded together."""
+        """Whether an example is read with its neighbours, so that many must be encoded together."""
         return False
 
     def pair_room(self) -> int:
@@ -401,7 +401,7 @@ class Form:
         """Refuse a model whose scores cannot be compared with another's; ``name`` is for messages.
 
         Raises:
-            ConfigError: names a head that works.
+            ConfigError: the head's scores cannot be compared; the message names a head that works.
         """
 
     # Predictions

@@ -41,7 +41,7 @@ class Encoded:
 class Item:
     """Sequences that belong together."""
 
-    example: int  # index of the example they are of
+    example: int  # index of their example
     sequences: tuple[Encoded, ...]
 
     def __len__(self) -> int:

@@ -222,7 +222,7 @@ class ChoiceForm(Form):
         return {"choice": Term((everything - correct).sum(), len(sizes), hits=(best_right >= best).sum())}
 
     def scores(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> Tensor:
-        """(examples, most options) with a very small number where an example has fewer options."""
+        """(examples, most options), with a very small number for missing options."""
         scores, rows, slots = self._scores(model, states, batch, noise)
         group, sizes = groups(batch)
         most = int(batch.on_host.labels["option"].max()) + 1

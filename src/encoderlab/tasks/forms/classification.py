@@ -41,12 +41,12 @@ from encoderlab.train.data import Chance
 if TYPE_CHECKING:
     from encoderlab.tasks.data.task import Task
 
-NO_LABEL = ("", "-1", "-1.0", "None", "null", "nan", "NaN")  # what test files have in the place of a label
+NO_LABEL = ("", "-1", "-1.0", "None", "null", "nan", "NaN")  # values of test files instead of a label
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelSettings(TextSettings):
-    """How one label per text is learned.
+    """Settings of learning one label per text.
 
     Args:
         balance: for rare classes in training: ``weights`` multiplies the loss of an example by n / (C n_c), for n
@@ -64,8 +64,8 @@ class ClassificationSettings(LabelSettings):
     """Settings of classification.
 
     Args:
-        precision: of two labels, the second one (1 of 0 and 1, pos of neg and pos) is given where its probability
-            exceeds a threshold, which is chosen on the development set so that this precision is reached there.
+        precision: of two labels, the second one (1 of 0 and 1, pos of neg and pos) is predicted if its probability
+            exceeds a threshold, which is chosen on the development set to reach this precision there.
         recall: the same for a recall; one of the two can be set.
     """
 
@@ -214,7 +214,7 @@ class ClassificationForm(TextForm):
         scores, target = self.known_scores(model, states, batch, noise)
         smoothing = 0.0 if noise is None else self.settings.smoothing  # validation is plain
         losses = F.cross_entropy(scores.float(), target, reduction="none", label_smoothing=smoothing)
-        if noise is not None and self.weights is not None:  # of the example; torch's are of each class that is smoothed
+        if noise is not None and self.weights is not None:  # by example; torch weights every smoothed class
             losses = losses * torch.tensor(self.weights, device=scores.device)[target]
         return {self.name: Term(losses.sum(), len(target), hits=(scores.argmax(-1) == target).sum())}
 

@@ -23,7 +23,7 @@ from encoderlab.tasks.forms.base import Form
 from encoderlab.tasks.forms.batching import Encoded, Item
 from encoderlab.tasks.forms.span import Window
 
-LEAST = 1000  # items; fewer are not worth a file, because encoding takes a tenth of a second
+LEAST = 1000  # items; for fewer no file is written, because encoding takes a tenth of a second
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,9 @@ class Encodings:
         self.entries: dict[str, tuple[list[Item], dict[str, Any]]] = {}
 
     def items(self, form: Form, split: Split, *, train: bool = False) -> list[Item]:
-        """``form.items`` of the split. What the form learns from training (``form.learned``) is restored too."""
+        """``form.items`` of the split. Attributes that the form learns from training (``form.learned``) are restored
+        too.
+        """
         key = _key(form, split, train)
         if key not in self.entries:
             path = self.folder / f"{_key_on_disk(key, split)}.safetensors"
@@ -93,8 +95,8 @@ def _code() -> str:
 
 
 def _arrays(items: Sequence[Item]) -> dict[str, np.ndarray]:
-    """The items as flat arrays: tokens and marks of all sequences one after the other, every label (sequences,), and of
-    windows the fields that they have beyond :class:`Encoded`.
+    """The items as flat arrays: tokens and marks of all sequences one after the other, every label (sequences,), and
+    for windows their fields beyond :class:`Encoded`.
     """
     sequences = [sequence for item in items for sequence in item.sequences]
     first = sequences[0]
@@ -121,8 +123,8 @@ def _arrays(items: Sequence[Item]) -> dict[str, np.ndarray]:
 
 
 def _read(path: Path) -> tuple[list[Item], dict[str, Any]] | None:
-    """The items in a file, and what the form had learned; None without the file, or if it is damaged, which is
-    logged.
+    """The items in a file, and the form's learned attributes; None if the file is missing or damaged, with a warning if
+    damaged.
     """
     if not path.exists():
         return None

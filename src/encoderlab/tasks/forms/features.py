@@ -151,7 +151,7 @@ class Store:
 
 
 def _name(stem: str, file: Path) -> str:
-    """The name of a file of activations: what they are of, and the hash of its bytes."""
+    """The name of a file of activations: a hash of their inputs, and the hash of its bytes."""
     return f"{stem}-{sha256(file)[:16]}.npy"
 
 
@@ -186,7 +186,9 @@ class FrozenEncoder(nn.Module):
     def forward(
         self, ids: Tensor, *, doc: Tensor, segments: Tensor | None = None, noise: Noise | None = None
     ) -> States:
-        """ids (B, L) rows of the store, doc (B, L) -> one layer (B, L, width). Sequences of a row are read apart."""
+        """ids (B, L) rows of the store, doc (B, L) -> one layer (B, L, width). Sequences of a row are read
+        separately.
+        """
         real = doc >= 0
         device = next(self.parameters()).device if any(True for _ in self.parameters()) else ids.device
         vectors = torch.from_numpy(self.store.read(ids[real].cpu().numpy())).to(device)

@@ -41,9 +41,9 @@ class MultiLabelSettings(TextSettings):
     """Settings of multi-label classification.
 
     Args:
-        precision: choose the threshold so that this share of the labels that are given is right (micro precision);
-            without it and ``recall`` it is the one with the best micro F1.
-        recall: choose it so that this share of the right labels is given; one of the two can be set.
+        precision: choose the threshold so that this share of the predicted labels is right (micro precision);
+            without it and ``recall``, choose the one with the best micro F1.
+        recall: choose it so that this share of the right labels is predicted; one of the two can be set.
     """
 
     kind: Literal["multilabel"] = "multilabel"

@@ -113,7 +113,7 @@ class RegressionForm(TextForm):
 
     @classmethod
     def off(cls, task: Task, example: Any, value: Any, detail: Mapping[str, Any]) -> float:
-        """The distance to the gold number; infinite for what is not finite."""
+        """The distance to the gold number; infinite for predictions that are not finite."""
         return abs(float(label_of(example)) - value) if math.isfinite(value) else math.inf
 
     @staticmethod
@@ -122,7 +122,7 @@ class RegressionForm(TextForm):
 
     @classmethod
     def details_of(cls, task: Task, examples: Sequence[Any], values: Sequence[Any]) -> dict[str, Any]:
-        """Gold and predicted numbers: evenly many of the whole split where there are more than :data:`POINTS`."""
+        """Gold and predicted numbers, taken evenly from the split if there are more than :data:`POINTS`."""
         pairs = [(float(label_of(example)), float(value)) for example, value in zip(examples, values, strict=True)]
         finite = [(round(gold, 4), round(guess, 4)) for gold, guess in pairs if math.isfinite(guess)]
         return {"points": tuple(finite[:: -(-len(finite) // POINTS) or 1])}

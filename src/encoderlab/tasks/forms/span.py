@@ -237,7 +237,7 @@ class SpanForm(Form):
 
     @classmethod
     def off(cls, task: Task, example: Any, value: Any, detail: Mapping[str, Any]) -> float:
-        """How bad a mistake is: one minus its F1, times the score of the answer."""
+        """The size of a mistake: one minus its F1, times the score of the answer."""
         return (1 - cls.measures(task, [example], [value])["f1"]) * max(detail["score"], 1e-9)
 
     @classmethod
@@ -314,7 +314,7 @@ class SpanForm(Form):
             part = slice(first, min(first + room, len(passage)))
             places = np.arange(part.stop - first)
             context = np.minimum(places, places[::-1]) + 0.01 * len(places)
-            better = context > most[part]  # of equals the first
+            better = context > most[part]  # the first of equal ones
             most[part][better], best[part][better] = context[better], number
         for number, first in enumerate(firsts):
             part = slice(first, min(first + room, len(passage)))
@@ -330,7 +330,7 @@ class SpanForm(Form):
         allowed[start : start + size] = True
         allowed[-1 if xlnet else 0] = True
         if not xlnet:
-            allowed[start + size] = True  # ELECTRA's code allows the separator behind the passage
+            allowed[start + size] = True  # ELECTRA's code allows the separator after the passage
         return Window(
             ids=ids.astype(np.int32),
             segments=segments,
@@ -436,7 +436,7 @@ class SpanForm(Form):
         best = min(self.settings.beam or (5 if variant == "beam" else 20), first.x.shape[1])
 
         def mean(scores: Sequence[Tensor], allowed: Tensor) -> Tensor:
-            if variant != "independent":  # only as log-probabilities are scores of ends comparable between starts
+            if variant != "independent":  # scores of ends are comparable between starts only as log-probabilities
                 scores = [score - score.logsumexp(-1, keepdim=True) for score in scores]
             return torch.where(allowed, torch.stack(tuple(scores)).mean(0), -torch.inf)
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from encoderlab.tasks.data.task import Task
 
 
-WORDS = 60  # of a sentence with mistakes that are kept
+WORDS = 60  # words of a sentence with mistakes to store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +160,7 @@ class TaggingForm(Form):
 
     @staticmethod
     def _in_words(task: Task, words: Sequence[str], tags: Sequence[str]) -> str:
-        """The entities; without schemes there are none, and the tags stand at their words."""
+        """The entities; without schemes there are none, and each tag is shown with its word."""
         if "macro_f1" in task.metrics:
             return ""
         named = (f"{kind or 'entity'}: {' '.join(words[start:end])}" for kind, start, end in entities(tags))
@@ -228,7 +228,7 @@ class TaggingForm(Form):
     def _context(
         self, sentences: Sequence[TaggedWords], encodings: Sequence[Encoding], number: int, room: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens of the same document before and after a sentence: ``room`` in all, half on each side if there are
+        """Tokens of the same document before and after a sentence: ``room`` in total, half on each side if there are
         enough.
         """
         none = np.zeros(0, np.int64)

@@ -118,11 +118,11 @@ class TextForm(Form):
         return items
 
     def most(self, sizes: Sequence[int]) -> int:
-        """How many tokens are read of one text, or of two, of so many tokens, in all windows together."""
+        """The number of tokens that are read of one or two texts of these sizes, in all windows together."""
         read = self.kept(*sizes)
         if self.settings.windows == 1 or read >= sum(sizes):
             return read
-        beside = min(min(sizes), read // 2) if len(sizes) > 1 else 0  # what stands in every window
+        beside = min(min(sizes), read // 2) if len(sizes) > 1 else 0  # the part in every window
         size = read - beside
         return beside + min(max(sizes), size + (self.settings.windows - 1) * (size - size // 4))
 
@@ -138,7 +138,9 @@ class TextForm(Form):
         return tuple(Encoded(ids.astype(np.int32), segments, {"target": target}) for ids, segments in framed)
 
     def _windows(self, texts: list[np.ndarray], room: int) -> tuple[list[list[np.ndarray]], int]:
-        """The windows of texts with more than ``room`` tokens together, and how many of their tokens are read."""
+        """The windows of texts with more than ``room`` tokens together, and the number of their tokens that are
+        read.
+        """
         long = max(range(len(texts)), key=lambda i: len(texts[i]))
         others = [text if i == long else text[: room // 2] for i, text in enumerate(texts)]
         beside = sum(map(len, others)) - len(texts[long])
@@ -212,7 +214,7 @@ def label_of(example: Any) -> Any:
     """The gold label of a text.
 
     Raises:
-        DataError: it has none.
+        DataError: the text has no label.
     """
     if example.label is None:
         raise DataError(f"example {example.id}: no label to score against; score labelled data")

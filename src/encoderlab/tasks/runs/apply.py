@@ -110,7 +110,7 @@ def fitted(task: Task, trained: Task, say: Say) -> tuple[Task, dict[str, str]]:
         if ours == set(theirs):
             return task, {label: theirs[label.lower()] for label in trained.labels}
         if not ours & set(theirs) and (_are_indices(trained.labels) or _are_indices(task.labels)):
-            say(f"the model's labels {words[0]} are taken for {words[1]} of {task.name}, in this order")
+            say(f"the model's labels {words[0]} are matched with {words[1]} of {task.name}, in this order")
             return task, dict(zip(trained.labels, task.labels, strict=True))
     raise ConfigError(f"the model's labels are {words[0]}, those of {task.name} {words[1]}; give a model tuned for it")
 
@@ -134,7 +134,7 @@ def renamed(predictions: Predictions, names: Mapping[str, str]) -> Predictions:
 def task_of_file(path: Path, trained: Task, given: Given, say: Say) -> Task:
     """The model's task ``trained`` with the layout of a labelled file.
 
-    That is the layout of the training data if the file fits it, else the inferred one. Given columns override both.
+    This is the layout of the training data if the file fits it, else the inferred one. Given columns override both.
     """
     names = columns(path, Remarks(path))
     fitting = [layout for layout in trained.layouts if _fits(layout, path, names)]

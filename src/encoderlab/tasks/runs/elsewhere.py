@@ -1,4 +1,4 @@
-"""Fine-tuning runs made by other processes, or on a cluster: programs side by side, with the results of one process."""
+"""Fine-tuning runs in other processes, or on a cluster: several programs at once, with the results of one process."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 K = TypeVar("K")
 T = TypeVar("T")
 
-SEEN = 60.0  # seconds in which what another node wrote must be seen here
-LOOK = 1.0  # seconds between two looks at what runs
+SEEN = 60.0  # seconds in which files of another node must be visible here
+LOOK = 1.0  # seconds between two checks of running tasks
 TAIL = 1 << 16  # bytes of metrics with the last line
 
 
@@ -38,8 +38,8 @@ def perform_all(
 ) -> dict[K, T | Diverged]:
     """The result of each program, or its divergence; runs of all programs are tasks side by side.
 
-    Each run is in its folder, which its task and this process see; this process reads what is finished, so the results
-    are those of one process. Without ``tasks``, this process makes the runs, program after program, and ``say`` is told
+    Each run is in its folder, which its task and this process see; this process reads finished runs, so the results
+    are those of one process. Without ``tasks``, this process makes the runs, program after program, and ``say`` gets
     the title of each.
 
     Raises:
@@ -98,7 +98,7 @@ class _Driver(Generic[K, T]):
         return self.waiting[key].attempts[number]
 
     def _send(self, key: K, results: list[Result | str] | None) -> None:
-        """Let a program go on, and queue the runs that it wants next."""
+        """Resume a program, and queue its next runs."""
         try:
             attempts = self.programs[key].send(results)  # type: ignore[arg-type]
         except StopIteration as end:
@@ -118,7 +118,7 @@ class _Driver(Generic[K, T]):
     def _share(self, value: Any) -> Any:
         if id(value) not in self.shared:
             sent = replace(value, out=value.out.resolve(), encodings=Encodings()) if isinstance(value, Runs) else value
-            self.shared[id(value)] = (value, self.tasks.share(sent))  # the value too, so that its id stays its own
+            self.shared[id(value)] = (value, self.tasks.share(sent))  # the value too, so that its id is not reused
         return self.shared[id(value)][1]
 
     def _take(self, name: str, result: dict[str, Any]) -> None:
@@ -145,7 +145,7 @@ def _said(attempt: Attempt, result: Result | str) -> str:
 
 
 def _run(runs: Runs, splits: Mapping[str, Split], recipe: FinetuneRecipe, folder: str) -> dict[str, Any]:
-    """Make one run in a task; what it found is in its folder."""
+    """Make one run in a task; its results are in its folder."""
     lines: list[str] = []
     with logged(lines, logging.WARNING):
         result = Attempt(runs=runs, recipe=recipe, splits=splits, folder=folder, title="").run(shown=False)
@@ -153,15 +153,17 @@ def _run(runs: Runs, splits: Mapping[str, Split], recipe: FinetuneRecipe, folder
 
 
 def _wait_for(path: Path) -> None:
-    """Wait until a file that another node wrote is seen here.
+    """Wait until a file that another node wrote is visible here.
 
     Raises:
-        DataError: it is not.
+        DataError: it does not appear.
     """
     end = time.monotonic() + SEEN
     while not path.exists():
         if time.monotonic() > end:
-            raise DataError(f"{path}: was written by a task, but is not seen here; give an --out that all nodes share")
+            raise DataError(
+                f"{path}: was written by a task, but is not visible here; give an --out that all nodes share"
+            )
         time.sleep(0.2)
 
 
@@ -201,4 +203,4 @@ def _state(out: Path, begin: float) -> tuple[float, str] | None:
         amount = json.loads((out / RECIPE).read_bytes())["budget"]["amount"]
         return min(line["step"] / amount, 1.0), facts(line)
     except (OSError, ValueError, LookupError, TypeError, ZeroDivisionError):
-        return None  # it has not begun, or is being written
+        return None  # it has not started, or is being written

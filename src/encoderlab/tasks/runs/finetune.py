@@ -131,7 +131,7 @@ class FinetuneRecipe(Training):
         """The recipe with the settings of the task's form for these training examples.
 
         Raises:
-            ConfigError: settings of another form, or something that the form does not support.
+            ConfigError: settings of another form, or an extra that the form does not support.
         """
         form = FORMS[task.form]
         for extra in EXTRAS:
@@ -166,7 +166,7 @@ def finetune(
         splits: examples by name; "dev" is needed to choose an epoch.
         recipe: how to train.
         out: the run folder.
-        about: written into the score besides the recipe (the hash of the initial model, intermediate tasks, ...).
+        about: further entries of the score (the hash of the initial model, intermediate tasks, ...).
         session: limits this call, not the run, which the next call resumes.
         encodings: caches encoded examples for further runs.
         trained: the result of :func:`read_task` for the model's folder; without it, the model's head is not kept.
@@ -235,7 +235,7 @@ class FineTuning:
         return self.extend(finished, further) if further else finished
 
     def resume(self) -> Result | None:
-        """The finished run in the folder, after repair of damaged files; None if it has to be trained."""
+        """The finished run in the folder, after repair of damaged files; None if it must be trained."""
         finished = read_result(self.out, self.recipe, self.splits, self.identity)
         return self.mend(finished) if finished is not None and finished.damaged else finished
 
@@ -318,7 +318,8 @@ class FineTuning:
         """Floating-point operations of training per token, heads aside; None if the loss needs several forward passes,
         or none of the encoder.
 
-        Attention costs as much as the sequence of a token is long, so the mean length over tokens is counted with.
+        The cost of attention is proportional to the length of a token's sequence, so the mean length over tokens is
+        used.
         """
         if not isinstance(objective.model, Model) or self.recipe.sift is not None:
             return None
@@ -373,7 +374,7 @@ class FineTuning:
     def mend(self, finished: Result) -> Result | None:
         """A finished run whose damaged files are made again from its weights; None if the weights are damaged.
 
-        In that case it has to be trained again. Warnings list damaged files, and those that cannot be made again.
+        In that case it must be trained again. Warnings list damaged files, and those that cannot be made again.
         """
         record, before = finished.record, hashes_in(self.out)
         log.warning("%s: missing or changed since the run ended: %s", self.out, ", ".join(finished.damaged))
@@ -458,7 +459,7 @@ class FineTuning:
         return evaluated
 
     def _record(self, recipe: FinetuneRecipe, outcome: Outcome) -> dict[str, Any]:
-        """The score's description of the run: how it was trained, on what, how long and where."""
+        """The score's description of the run: recipe, data, time and machine."""
         best = outcome.best
         return {
             "metric": self.task.metric,

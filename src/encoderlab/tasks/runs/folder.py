@@ -182,7 +182,7 @@ def record_of(folder: Path) -> dict[str, Any] | None:
         DataError: it is damaged.
     """
     path = folder / SCORE_FILE
-    return read_signed(path, "run finetune again to write it anew") if path.exists() else None
+    return read_signed(path, "run finetune again to write it") if path.exists() else None
 
 
 def check_intact(path: Path) -> None:
@@ -305,8 +305,8 @@ def read_task(folder: Path) -> dict[str, Any] | None:
 def same_task(trained: Mapping[str, Any] | None, task: Task, settings: FormSettings) -> bool:
     """Whether a head trained for ``trained`` (:func:`read_task`) can be trained further on ``task``.
 
-    Name, form, labels and columns must be equal, and the settings must be those in which saved heads answer (a
-    regression: in the numbers of the file).
+    Name, form, labels and columns must be equal, and the settings must be those of saved heads (a regression answers in
+    the numbers of the file).
     """
     if trained is None or FORMS[task.form].as_saved(settings) != settings:
         return False
@@ -352,7 +352,7 @@ def completed_recipe(plain: Mapping[str, Any], like: Training) -> dict[str, Any]
     recipe = {**plain, "form": form.read_settings(plain["form"])}
     try:
         return json.loads(json.dumps(to_dict(from_dict(type(like), recipe))))
-    except ConfigError:  # of a later version: its fields are compared as they stand
+    except ConfigError:  # of a later version: its fields are compared unchanged
         return recipe
 
 

@@ -114,7 +114,7 @@ def predict_ensemble(
 
     Averages probabilities, the numbers of a regression, and for answers the scores of starts and ends, or, if
     :func:`joint_windows` is false, the probabilities of n-best texts. Members must have the same labels; for tagging
-    also the same tokenizer and length, which decide what words are in a sequence.
+    also the same tokenizer and length, which determine the words of a sequence.
 
     Raises:
         ConfigError: no members, or members that do not fit together.
@@ -134,7 +134,10 @@ def predict_ensemble(
         each.append(Answers(items=items, outputs=outputs, predictions=predictions))
     labels = {member.form.head_labels() for member in members}
     if len(labels) > 1:
-        raise ConfigError(f"the models of the ensemble have different labels ({' / '.join(map(str, labels))[:200]})")
+        raise ConfigError(
+            f"the models of the ensemble have different labels ({' / '.join(map(str, labels))[:200]}); give "
+            "models with the same"
+        )
     return members[0].form.together(each, examples), [answers.predictions for answers in each]
 
 

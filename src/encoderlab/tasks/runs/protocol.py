@@ -84,8 +84,9 @@ class Protocol:
         return recipe
 
     def says(self, recipe: FinetuneRecipe, model: Model, examples: int) -> str:
-        """How long ``recipe`` trains on so many examples, in which batches and at which rate, and what these go by.
-        Examples are counted as they are in the file, not as a form splits them.
+        """A line with the length of training on so many examples, the batch, the rate, and how they were chosen.
+
+        Examples are counted as in the file, not as a form splits them.
         """
         updates = recipe.updates(examples)
         epochs, width = updates * recipe.batch / max(examples, 1), model.config.encoder.width

@@ -1,6 +1,6 @@
 """Run a protocol: every run in its own folder, and the scores of its seeds.
 
-Everything that was tried is in ``score.json``; a failed seed is marked and counted, not dropped.
+All points of a search are in ``score.json``; a failed seed is marked and counted, not dropped.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Origin:
         after: names of the intermediate tasks, in order.
         trained: the task of its head (:func:`encoderlab.tasks.runs.folder.read_task`); without it the head is not kept.
         folder: the path of the model, for the record.
-        system: what it is called beside others.
+        system: its name among compared systems.
     """
 
     after: tuple[str, ...] = ()
@@ -81,7 +81,7 @@ class Runs:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One run that a program asks for."""
+    """One run of a program."""
 
     runs: Runs
     recipe: FinetuneRecipe
@@ -120,7 +120,7 @@ Program = Generator[Sequence[Attempt], Sequence[Result | str], T]
 
 
 def perform(program: Program[T], say: Say = silent) -> T:
-    """The result of a program; this process makes its runs, one after the other. ``say`` is told each title.
+    """The result of a program; this process makes its runs, one after the other. ``say`` gets each title.
 
     :func:`encoderlab.tasks.runs.elsewhere.perform_all` has other processes make them.
     """
@@ -298,7 +298,7 @@ def best_seed(folder: Path, say: Say) -> Path:
     """
     folder = resolve(folder)
     path = folder / SCORE_FILE
-    if not path.exists() or "seeds" not in (record := read_signed(path, "run finetune again to write it anew")):
+    if not path.exists() or "seeds" not in (record := read_signed(path, "run finetune again to write it")):
         return folder
     scores = {
         seed: entry["scores"]["dev"][record["metric"]] for seed, entry in record["seeds"].items() if "scores" in entry
@@ -386,7 +386,7 @@ class ResultRow:
 
 
 def system_row(outcome: ProtocolResult, system: str, split: str = "dev") -> ResultRow:
-    """The line of what a protocol found on a split."""
+    """The line of a protocol's scores on a split."""
     stats = outcome.record["scores"][split][outcome.task.metric]
     return ResultRow(
         task=outcome.task.name,
@@ -400,7 +400,7 @@ def system_row(outcome: ProtocolResult, system: str, split: str = "dev") -> Resu
 
 
 def baseline_rows(task: Task, scores: Mapping[str, Mapping[str, float]], split: str = "dev") -> list[ResultRow]:
-    """The lines of what :func:`encoderlab.tasks.scoring.scores.baselines` found on a split."""
+    """The lines of baselines on a split (:func:`encoderlab.tasks.scoring.scores.baselines`)."""
     return [
         ResultRow(task=task.name, split=split, metric=task.metric, system=name, median=value, mean=value, best=value)
         for name, of_baseline in scores.items()

@@ -15,7 +15,7 @@ from encoderlab.tasks.data.task import Split, Task
 from encoderlab.tasks.runs.protocol import Protocol, at_point, parse_values, split_assignment
 from encoderlab.tasks.runs.trials import FRESH, Adjust, Origin, Program, Runs, Say, describe, folder_name, silent
 
-STARTUP, ROUND = 10, 5  # trials that are begun together: the random ones at first, and those of each later round
+STARTUP, ROUND = 10, 5  # trials that start together: the random ones at first, and those of each later round
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +80,10 @@ def tune(
     ``out/tune.json``.
 
     Only training and development examples are used. The search is deterministic for a seed, so an interrupted search
-    reads its finished runs and continues; and for any number of processes: the first :data:`STARTUP` points are drawn
-    at random, and then :data:`ROUND` at a time from what is known. To score the point over seeds, give it to
-    :func:`encoderlab.tasks.runs.trials.program` as a grid of one point; ``origin`` and ``adjust`` are explained there.
+    reads its finished runs and continues. It does not depend on the number of processes either: the first
+    :data:`STARTUP` points are drawn at random, then :data:`ROUND` at a time from the results so far. To score the point
+    over seeds, give it to :func:`encoderlab.tasks.runs.trials.program` as a grid of one point; ``origin`` and
+    ``adjust`` are explained there.
 
     Raises:
         ConfigError: a value out of range for its field.

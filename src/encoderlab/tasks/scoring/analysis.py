@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-WORST = 30  # mistakes that are kept with their texts
-SHOWN = 600  # characters of a text that are kept
-POINTS = 2000  # numbers of a regression that are kept
+WORST = 30  # mistakes to store with their texts
+SHOWN = 600  # characters of a text to store
+POINTS = 2000  # numbers of a regression to store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +40,10 @@ class Mistake:
 
     Attributes:
         place: its number among the examples, from 0; ``id`` is its own.
-        texts: what it is about, by name, cut to :data:`SHOWN` characters each.
+        texts: its texts by name, each cut to :data:`SHOWN` characters.
         gold, predicted: in words.
-        sure: the probability of what was predicted, where it is known.
-        words: of tagging, each word with its gold and its predicted tag.
+        sure: the probability of the prediction, if known.
+        words: for tagging, each word with its gold and its predicted tag.
     """
 
     place: int
@@ -60,10 +60,10 @@ class Analysis:
     """The predictions of one run for the labelled examples of a split.
 
     Attributes:
-        examples: how many there are.
-        wrong: the places of those that were predicted wrongly; None where answers are more or less right.
-        worst: the mistakes that are furthest off, the worst first.
-        kind: what ``classes`` are: class, label, tag or entity type.
+        examples: number of examples.
+        wrong: the places of wrong predictions; None if answers are more or less right.
+        worst: the largest mistakes, the worst first.
+        kind: of ``classes``: class, label, tag or entity type.
         classes: counts of each.
         confusion: (gold, predicted, count) of single labels, the most frequent first.
         points: (gold, predicted) of numbers.
@@ -84,8 +84,8 @@ def by_class(
     classes: Sequence[str] = (),
     of: Callable[[Any], str] = str,
 ) -> dict[str, ClassScore]:
-    """The counts of each class from what every example has and was given, whose class is ``of`` it; ``classes`` come
-    first.
+    """The counts of each class from the gold and predicted items of every example; ``of`` gives an item's class, and
+    ``classes`` come first.
     """
     counts: dict[str, Counter[str]] = {"correct": Counter(), "predicted": Counter(), "gold": Counter()}
     for right, guess in zip(gold, predicted, strict=True):
@@ -97,7 +97,7 @@ def by_class(
 
 
 def confusion(gold: Iterable[str], predicted: Iterable[str]) -> tuple[tuple[str, str, int], ...]:
-    """How often each label was taken for each, the most frequent first."""
+    """How often each gold label was predicted as each label, the most frequent pair first."""
     counts = Counter(zip(gold, predicted, strict=True))
     return tuple((right, guess, count) for (right, guess), count in counts.most_common())
 
@@ -111,5 +111,5 @@ def shortened(text: str, around: int = 0) -> str:
 
 
 def texts_of(texts: Mapping[str, str | None], around: int = 0) -> dict[str, str]:
-    """The texts that there are, shortened (:func:`shortened`)."""
+    """The non-empty texts, shortened (:func:`shortened`)."""
     return {name: shortened(text, around) for name, text in texts.items() if text}

@@ -77,7 +77,7 @@ def squad(
         predicted: one answer by question id, ``""`` for "no answer". A question that is missing here scores 0.
         null_odds: score of "no answer" minus score of the answer, by question id. With them, the best thresholds for
             exact match and F1 are searched too (``best_exact``, ``best_exact_threshold``, ...).
-        threshold: an answer counts as withdrawn where its null odds exceed this.
+        threshold: an answer counts as withdrawn if its null odds exceed this.
 
     Returns:
         ``exact``, ``f1``, ``total``; with questions of both kinds also ``has_answer_*`` and ``no_answer_*``.
@@ -188,7 +188,7 @@ _TREEBANK = [
 def treebank_words(text: str) -> list[str]:
     """Words of lower-case Latin text: ``"don't stop"`` is ``do n't stop``, and ``3d`` and ``v2.0`` are one word each.
 
-    Unlike NLTK, it does not look for the ends of sentences within the text.
+    Unlike NLTK, it does not search for ends of sentences within the text.
     """
     for pattern, replacement in _TREEBANK:
         text = pattern.sub(replacement, text)

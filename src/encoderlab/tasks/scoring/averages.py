@@ -1,6 +1,6 @@
 """The averages over benchmarks that papers and leaderboards print.
 
-They differ in tasks and metrics, so that numbers of one must not be compared with those of another.
+They differ in tasks and metrics, so numbers of one must not be compared with those of another.
 """
 
 from __future__ import annotations

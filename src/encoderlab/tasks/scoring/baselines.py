@@ -1,8 +1,8 @@
-"""Simple predictors that a model has to beat: the most frequent label, TF-IDF with logistic regression, word overlap, a
+"""Simple predictors that a model should beat: the most frequent label, TF-IDF with logistic regression, word overlap, a
 tag dictionary.
 
-Each takes training examples and those to predict, and returns predictions; None where it does not apply. The forms of
-tasks name theirs. A few thousand examples take seconds.
+Each takes training examples and those to predict, and returns predictions; None if it does not apply. Each form of
+task lists its own. A few thousand examples take seconds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from encoderlab.tasks.data.examples import Choice, Question, TaggedWords, Text, labels_of
 from encoderlab.tasks.scoring.linear import LogisticRegression, TfIdf
 
-WEIGHTS = 2**23  # of the regression at most: 64 MiB, of which L-BFGS keeps some twenty copies
+WEIGHTS = 2**23  # largest regression: 64 MiB, of which L-BFGS keeps some twenty copies
 _WORD = re.compile(r"[一-鿿]|\w+|[^\w\s]")
 
 
@@ -95,7 +95,9 @@ def threshold_on_overlap(train: Sequence[Any], dev: Sequence[Any]) -> list[str] 
 
 
 def _vote(shares: np.ndarray, labels: np.ndarray, edges: np.ndarray, share: float) -> str:
-    """The most frequent label where ``shares`` lie between the same ``edges`` as ``share``; of all if none does."""
+    """The most frequent label among ``shares`` between the same ``edges`` as ``share``; of all labels if there is
+    none.
+    """
     near = labels[np.digitize(shares, edges) == np.digitize(share, edges)]
     return Counter((near if len(near) else labels).tolist()).most_common(1)[0][0]
 

@@ -49,9 +49,7 @@ def entities(tags: Sequence[str]) -> list[Entity]:
 
 
 def write_tags(spans: Sequence[Entity], length: int, scheme: Scheme = "BIO") -> list[str]:
-    """Tags of a sentence with ``length`` words that holds ``spans``; the inverse of :func:`entities` in every
-    scheme.
-    """
+    """Tags of a sentence with ``length`` words and entities ``spans``; inverts :func:`entities` for every scheme."""
     tags = ["O"] * length
     inside, last = {"BIO": ("I", "I"), "IOB1": ("I", "I"), "BIOES": ("I", "E"), "BMES": ("M", "E")}[scheme]
     before: Entity | None = None
@@ -68,8 +66,8 @@ def write_tags(spans: Sequence[Entity], length: int, scheme: Scheme = "BIO") -> 
 def detect_scheme(sentences: Iterable[Sequence[str]]) -> tuple[Scheme, int]:
     """The tag scheme of a file and the number of tags that violate it; reads the sentences once.
 
-    A prefix E, S, L, U, W or M tells BIOES or BMES; tags that leave an entity unopened or unclosed violate these, as in
-    a file of which a part is BIO. If an I tag opens an entity, a file is IOB1 if every B tag follows an entity of its
+    A prefix E, S, L, U, W or M means BIOES or BMES; tags that leave an entity unopened or unclosed violate these, as in
+    a file that is partly BIO. If an I tag opens an entity, a file is IOB1 if every B tag follows an entity of its
     type directly; otherwise it is BIO with as many violations, which are read as conlleval does.
 
     Raises:
@@ -93,8 +91,8 @@ def detect_scheme(sentences: Iterable[Sequence[str]]) -> tuple[Scheme, int]:
 
 
 def count_faults(tags: Sequence[str], scheme: Scheme) -> int:
-    """How many tags of a sentence the scheme does not allow where they are: in BIO an I that opens an entity, in BIOES
-    and BMES also an entity that is not closed.
+    """The number of tags of a sentence that violate the scheme: in BIO an I that opens an entity, in BIOES and BMES
+    also an entity that is not closed.
     """
     faults = 0
     for (before, kind_before), (prefix, kind) in pairwise(map(split_tag, ("O", *tags, "O"))):
@@ -113,7 +111,7 @@ def score_entities(
     """Scores of all entities together and by entity type: an entity counts if type and both borders are equal."""
     for i, (right, guess) in enumerate(zip(gold, predicted, strict=True)):
         if len(right) != len(guess):
-            raise DataError(f"sentence {i + 1}: {len(guess)} predicted tags for {len(right)} words")
+            raise DataError(f"sentence {i + 1}: {len(guess)} predicted tags for {len(right)} words; give one for each")
     by_type = by_class(map(entities, gold), map(entities, predicted), of=lambda entity: entity[0])
     total = {name: sum(getattr(score, name) for score in by_type.values()) for name in ("correct", "predicted", "gold")}
     return ClassScore(**total), by_type

@@ -16,8 +16,8 @@ SparseRow = tuple[np.ndarray, np.ndarray]  # columns and values, (k,) each
 class TfIdf:
     """Sparse rows (1 + log tf) idf of Euclidean length 1, with scikit-learn's smooth idf = ln((1 + n) / (1 + df)) + 1.
 
-    n is the number of documents, df how many of them hold the term. Terms of a single document are dropped, and of the
-    others all but the ``most`` frequent.
+    n is the number of documents, df the number of those with the term. Terms of a single document are dropped, and of
+    the others all but the ``most`` frequent.
     """
 
     def __init__(self, documents: Iterable[Iterable[str]], *, most: int | None = None) -> None:
@@ -56,7 +56,7 @@ class LogisticRegression:
         self.bias = np.zeros(classes)
 
     def fit(self, rows: Sequence[SparseRow] | np.ndarray, target: np.ndarray) -> LogisticRegression:
-        """Learn from sparse rows, or an array (n, D), and the class of each, (n,); with ``several``, whether it is of
+        """Learn from sparse rows, or an array (n, D), and the class of each, (n,); with ``several``, whether it has
         each class, (n, classes).
         """
         matrix = rows if isinstance(rows, np.ndarray) else _Sparse.of(rows)

@@ -1,8 +1,8 @@
 """Scores of predictions against gold labels, and intervals of their means; NumPy only.
 
-Every score has its natural scale (accuracy 0..1, correlations -1..1). Where its formula is undefined a score is 0, with
-a :class:`MetricWarning`, because a silent 0 reads like a bad model and a silent NaN spoils every average above it. The
-scores of numbers that are not finite are NaN, also with a warning: such predictions are no predictions.
+Every score has its natural scale (accuracy 0..1, correlations -1..1). If its formula is undefined, a score is 0 with a
+:class:`MetricWarning`, because a silent 0 looks like a bad model and a silent NaN spoils every average. The
+scores of numbers that are not finite are NaN, also with a warning.
 Tags are scored in :mod:`encoderlab.tasks.scoring.entities`, answers in :mod:`encoderlab.tasks.scoring.answers`.
 """
 
@@ -44,7 +44,7 @@ def f1(
     Args:
         positive: the class of ``binary``.
         labels: the classes of ``macro`` and ``micro``; by default every label that occurs in ``gold`` or ``predicted``.
-            A class that occurs in neither counts 0: a label that is never seen lowers the mean instead of leaving it.
+            A class that occurs in neither counts as 0, so it lowers the mean.
         undefined: the F1 of a class that occurs in neither, if an official script does not count it as 0.
     """
     gold, predicted = _labels(gold, predicted)
@@ -55,7 +55,7 @@ def f1(
 
 
 def precision_recall(gold: np.ndarray, predicted: np.ndarray) -> tuple[float, float]:
-    """TP / (TP + FP) and TP / (TP + FN) of bool arrays; 0 where nothing is predicted, or nothing is to be found."""
+    """TP / (TP + FP) and TP / (TP + FN) of bool arrays; 0 if nothing is predicted, or nothing is positive."""
     both = (gold & predicted).sum()
     return float(both / max(predicted.sum(), 1)), float(both / max(gold.sum(), 1))
 
@@ -67,7 +67,7 @@ def f1_of_sets(
     *,
     average: Literal["macro", "micro"],
 ) -> float:
-    """As :func:`f1`, where an entry has any number of ``labels``."""
+    """As :func:`f1`, for entries with any number of ``labels``."""
     if len(gold) != len(predicted):
         raise DataError(f"{len(predicted)} predictions for {len(gold)} examples; give those of the same file")
     sides = ([[label in one for label in labels] for one in side] for side in (gold, predicted))
@@ -181,7 +181,7 @@ def _all_finite(gold: np.ndarray, predicted: np.ndarray) -> bool:
 
 
 def _labels(gold: Labels, predicted: Labels) -> tuple[np.ndarray, np.ndarray]:
-    """As :func:`_pair`, of classes: numbers that are not finite are predictions of no class, which a warning counts."""
+    """As :func:`_pair`, for classes: numbers that are not finite count as predictions of no class, with a warning."""
     gold, predicted = _pair(gold, predicted)
     if predicted.dtype.kind == "f" and (wrong := ~np.isfinite(predicted)).any():
         _warn(

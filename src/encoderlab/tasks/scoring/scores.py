@@ -14,11 +14,12 @@ from encoderlab.tasks.forms.table import FORMS
 def score(
     task: Task, examples: Sequence[Example], predictions: Sequence[Any], **known: Any
 ) -> tuple[Scores, tuple[str, ...]]:
-    """All scores that the task's form has, those of ``task.metrics`` first, on the scale 0..1 (correlations -1..1); and
-    warnings about them (scores that are undefined and count 0).
+    """All scores of the task's form, those of ``task.metrics`` first, on the scale 0..1 (correlations -1..1); and
+    warnings about them (undefined scores, which count as 0).
 
-    Predictions have the order of the examples; the form decides what a prediction is (a label, a number, a tuple of
-    tags, the index of an option, an answer). Examples without a reference are refused, so a score covers all
+    The form computes them (:meth:`encoderlab.tasks.forms.base.Form.measures`). Predictions have the order of the
+    examples; the form decides what a prediction is (a label, a number, a tuple of tags, the index of an option, an
+    answer). Examples without a reference are refused, so a score covers all
     predictions.
 
     Args:

@@ -31,7 +31,7 @@ class Goal(NamedTuple):
 
 
 class Threshold(NamedTuple):
-    """A threshold, and the precision and recall that it has on the data it was chosen on."""
+    """A threshold, and its precision and recall on the data by which it was chosen."""
 
     threshold: float
     precision: float
@@ -54,7 +54,7 @@ def threshold_for(probabilities: np.ndarray, right: np.ndarray, goal: Goal) -> T
     If none reaches it, the one with the highest precision; 0.5 if nothing is right.
 
     Args:
-        probabilities: of any shape; an answer is given if its probability exceeds the threshold.
+        probabilities: of any shape; an answer is predicted if its probability exceeds the threshold.
         right: bool of the same shape: whether that answer is right.
     """
     if not right.any():

@@ -1,4 +1,4 @@
-"""The page of a server at `/`: its files, sent as they lie in the package, under a strict policy."""
+"""The page of a server at `/`: its files, sent unchanged, under a strict content security policy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ POLICY = (
 
 
 def routes() -> list[Route]:
-    """The routes of the page; it holds nothing of the model, so it needs no key."""
+    """The routes of the page; it contains nothing of the model, so it needs no key."""
     return [Route(path, _sent, methods=["GET"]) for path in FILES]
 
 

@@ -233,7 +233,7 @@ def attend_packed(
     reach: int | None,
     rotation: Tensor | None,
 ) -> Tensor:
-    """As :func:`encoderlab.nn.kernels.attend_packed`; the kernel turns queries and keys when it copies them into the
+    """As :func:`encoderlab.nn.kernels.attend_packed`; the kernel rotates queries and keys when it copies them into the
     cache.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A whole layer in one call, for prediction: calls of Python take longer than the numbers of a short text."""
+"""A whole layer in one call, for prediction: for a short text, Python calls take longer than the computation."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Options(Layout):
         answer: the column with the letter, the number or the text of the correct option; None reads no answers.
         id: None takes the number of the row in the file, from 0.
         first_number: the number of the first option.
-        by_text: answers are always texts, even where one looks like a letter or a number.
+        by_text: answers are always texts, even if one looks like a letter or a number.
     """
 
     context: str | None
@@ -202,8 +202,9 @@ class C3(Layout):
 
 @dataclass(frozen=True, kw_only=True)
 class Cloze(Layout):
-    """ChID of FewCLUE: which idiom belongs into the gap ``#idiom#``? The options stand in the gap's place, the text
-    around is the context."""
+    """ChID of FewCLUE: which idiom belongs into the gap ``#idiom#``? The options are idioms, the text around the gap is
+    the context.
+    """
 
     gap: str = "#idiom#"
     needs = ("candidates", "content")
@@ -227,8 +228,8 @@ class Cloze(Layout):
 class IdiomGaps(Layout):
     """ChID of CLUE: texts with numbered gaps (``#idiom000378#``) and ten idioms for all of them.
 
-    The answers are in a file next to it: ``train_answer.json`` holds those of ``train.json`` by gap. Every gap is an
-    example, with its name for an id.
+    The answers are in a file next to it: ``train_answer.json`` has those of ``train.json`` by gap. Every gap is an
+    example, and its name is the id.
     """
 
     needs = ("candidates", "content")

@@ -149,7 +149,7 @@ class MarkedText(Layout):
 
 @dataclass(frozen=True, kw_only=True)
 class WordInContext(Layout):
-    """WiC: does a word mean the same in two sentences? The word stands before the first sentence, with a colon."""
+    """WiC: does a word mean the same in two sentences? The first text is the word, a colon and the first sentence."""
 
     needs = ("word", "sentence1", "sentence2")
 

@@ -33,9 +33,9 @@ _NO_WORD = r"\d+[-.]\d+"  # the number of a line of CoNLL-U that is not a word o
 class Conll(Layout):
     """A word per line with its tag in another column, a blank line between sentences, ``-DOCSTART-`` between documents.
 
-    Where ``word`` is not the first column, which then counts words (CoNLL-U), lines that begin with # are comments, and
-    those of several words (counted 2-3) or of none that is written (2.1) are left out.
-    Tags of every scheme are converted to ``scheme``; with None they stay as they are, as parts of speech have to. If
+    If ``word`` is not the first column, which then numbers the words (CoNLL-U), lines that begin with # are comments,
+    and lines of several words (numbered 2-3) or of unwritten words (2.1) are left out.
+    Tags of every scheme are converted to ``scheme``; with None they are not changed, as needed for parts of speech. If
     ``tag`` is None, none are read.
     """
 
@@ -80,7 +80,9 @@ class Conll(Layout):
             if len(cells) != width:
                 raise DataError(f"{path}:{row}: {len(cells)} columns, the lines before have {width}; correct the line")
             if width <= self.word or 1 < width < needed:
-                raise DataError(f"{path}:{row}: {width} columns, word and tag are expected in the first {needed}")
+                raise DataError(
+                    f"{path}:{row}: {width} columns, word and tag are expected in the first {needed}; correct the line"
+                )
             start = start if words else row
             words.append(cells[self.word])
             tags.append(cells[self.tag] if width > 1 and self.tag is not None else None)
@@ -232,7 +234,7 @@ def _items(value: Any) -> tuple[str, ...] | None:
     return tuple(map(str, value))
 
 
-# Which files hold a word per line
+# Which files have a word per line
 
 
 def has_word_lines(path: Path) -> bool:
