@@ -67,14 +67,15 @@ def test_predictions(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_vectors_and_guesses(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
     network = model(size).eval()
     text = inference.tokenizer_of(network)
-    framed = [text.frame(text.encode(line).ids, max_length=32) for line in ("red blue", "the cat sat on the mat .")]
+    lines = ("red blue", "the cat sat on the mat .")
     masked = f"red {text.token(text.special.mask)} cat"
-    fill_mask = inference.fill_mask.__wrapped__  # not in inference mode, whose tensors cannot be pretended
+    # not in inference mode, whose tensors cannot be pretended
+    fill_mask, encode = inference.fill_mask.__wrapped__, inference.encode_parts.__wrapped__
     with torch.no_grad():
-        here = [inference._encode(network, framed, pooling) for pooling in ("mean", "first", "last")]
+        here = [next(encode(network, lines, pooling=pooling)) for pooling in ("mean", "first", "last")]
         guesses = fill_mask(network, masked)
     with pretended.cuda(monkeypatch):
         network.to("cuda")
-        there = [inference._encode(network, framed, pooling) for pooling in ("mean", "first", "last")]
+        there = [next(encode(network, lines, pooling=pooling)) for pooling in ("mean", "first", "last")]
         assert [guess.token for guess in fill_mask(network, masked)[0]] == [guess.token for guess in guesses[0]]
     np.testing.assert_allclose(there, here, atol=1e-6)

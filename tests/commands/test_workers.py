@@ -120,7 +120,9 @@ def test_a_model_is_loaded_once_for_all_files(place, tmp_path, capsys, monkeypat
 def test_a_word_that_is_a_text_is_none_of_the_files(place, tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(place)
     assert len(answer(capsys, "predict", "model", "texts")[0]["predictions"]) == 1  # no slash, no output
-    assert len(answer(capsys, "predict", "model", "https://a.org is red", "model/config.json")[0]["predictions"]) == 2
+    assert len(answer(capsys, "predict", "model", "https://a.org is red", "model/config")[0]["predictions"]) == 2
+    said = messages(capsys, 3, "predict", "model", "https://a.org is red", "model/config.json")
+    assert "https://a.org is red: is no file, and model/config.json is one; give only files, or only texts" in said
     assert answer(capsys, "predict", "model", "texts", "--out", tmp_path / "out")[0]["files"] == 5
 
 

@@ -89,7 +89,7 @@ def test_what_is_finished_is_not_made_again_and_what_changed_is_named(files, tmp
     files["deep/c.up"].write_text("other")
     done, made = make(files, out)
     assert made == ["c", "b", "a"] and done.kept == 0 and (out / "a.up").read_text() == "AA"
-    for said in ("a.up: has changed since it was written", "b.up: is gone", "c: has changed since; "):
+    for said in ("a.up: has changed since it was written", "b.up: is missing; made again", "c: has changed since; "):
         assert said in caplog.text
     assert make(files, out)[1] == []
 

@@ -112,7 +112,7 @@ def test_tensors_that_were_not_saved_there_are_not_read(tmp_path: Path) -> None:
     save(tmp_path, 1)
     copy = tmp_path / "step-000001" / "weights (copy).safetensors"
     copy.write_bytes((tmp_path / "step-000001" / checkpoint.WEIGHTS).read_bytes())
-    with pytest.raises(DataError, match=r"weights \(copy\)\.safetensors: is no part of the checkpoint"):
+    with pytest.raises(DataError, match=r"weights \(copy\)\.safetensors: is not part of the checkpoint"):
         checkpoint.verify(tmp_path / "step-000001")
 
 

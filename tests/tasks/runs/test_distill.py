@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from copy import copy
 from dataclasses import replace
 
 import pytest
@@ -62,7 +63,7 @@ def taught(name: str, teacher=None, **settings):
     if plain.form.task.form == "regression":
         plain.form.offset, plain.form.factor = 3.0, 5.0  # the teacher's numbers are those of the file
     student, same = fresh(name, seed=1), fresh(name, seed=1)
-    plain.form.finish(same)
+    copy(plain.form).finish(same)
     objective = TaughtObjective(student, plain.form, teacher or same, Teaching(**settings))
     return objective.train(), pack(items, pad=0, room=80)
 
