@@ -9,11 +9,13 @@ compares its two arms.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from encoderlab.study.file import read
 from encoderlab.study.results import LOWER
+from encoderlab.tasks.scoring.metrics import mean_interval
 
 HERE = Path(__file__).parent
 STUDIES = (
@@ -56,14 +58,42 @@ def judged(one: dict[str, Any]) -> str:
     return f"| {one['amount']:.0e}, {one['seeds']} | {one['by']} {effect} ({low} to {high}) | {verdict} |"
 
 
+def arms(found: dict[str, Any]) -> list[str]:
+    """The lines of a table with the scores of every arm, at the largest budget where all have two seeds or more."""
+    cells = [cell for cell in found["cells"] if cell["status"] == "done"]
+    names = list(dict.fromkeys(cell["arm"] for cell in found["cells"]))
+    seeds = Counter((cell["arm"], cell["amount"]) for cell in cells)
+    complete = [amount for _, amount in seeds if all(seeds[name, amount] > 1 for name in names)]
+    if not complete:
+        return []
+    of_arm = {
+        name: [cell for cell in cells if (cell["arm"], cell["amount"]) == (name, max(complete))] for name in names
+    }
+    measures = list(cells[0]["scores"])
+    lines = [
+        f"Mean over seeds with its 95% interval, at {max(complete):.0e} FLOPs. Losses and bits per byte are of what",
+        "each arm predicts, so they compare only arms that predict the same.\n",
+        f"| arm | tokens | {' | '.join(measures)} |\n|---|---:|{'---:|' * len(measures)}",
+    ]
+    for name, runs in of_arm.items():
+        tokens = f"{runs[0]['numbers']['tokens'] / 1e6:.2f} M"
+        shown = []
+        for measure in measures:
+            unit = 1 if measure in LOWER else 100
+            low, high = mean_interval([unit * run["scores"][measure] for run in runs])
+            shown.append(f"{(low + high) / 2:.4g} ± {(high - low) / 2:.2g}")
+        lines.append(f"| {name} | {tokens} | {' | '.join(shown)} |")
+    return lines
+
+
 def page() -> str:
     """The page, from the files of the studies and what they found."""
     parts = [HEAD]
     for name in STUDIES:
         study, _ = read(HERE / f"{name}.yaml")
         record = HERE / "found" / name / "results.json"
-        found = json.loads(record.read_text(encoding="utf-8"))["comparisons"] if record.is_file() else []
-        several = [one for one in found if one["seeds"] > 1]  # one seed has no interval
+        found = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {"comparisons": [], "cells": []}
+        several = [one for one in found["comparisons"] if one["seeds"] > 1]  # one seed has no interval
         parts.append(f"## {study.name}\n\n`DATA=data bash benchmarks/studies/run.sh {name}`\n")
         parts.append("| claim | source | budget, seeds | effect | verdict |\n|---|---|---|---|---|")
         cost = 2 * len(study.seed_numbers) * max(study.amounts)
@@ -72,7 +102,7 @@ def page() -> str:
             largest = max((one["amount"] for one in of_claim), default=0)
             rows = [judged(one) for one in of_claim if one["amount"] == largest]
             parts += [f"| {claim.text} | {claim.source} {row}" for row in rows or [f"| | | not run; {cost:.1e} |"]]
-        parts.append("")
+        parts += ["", *table, ""] if (table := arms(found)) else [""]
     return "\n".join(parts)
 
 
