@@ -446,6 +446,14 @@ BROKEN: dict[str, tuple[str | None, Evidence]] = {
         None,
         replace(guessing(lambda s: 0.69), train=guessing(lambda s: 0.69).train[:15]),
     ),
+    "half of a short run is too early to judge": (
+        None,
+        replace(
+            guessing(lambda s: 0.69),
+            train=guessing(lambda s: 0.69).train[:2],
+            recipe={**RECIPE, "budget": {"amount": 30, "unit": "steps"}},
+        ),
+    ),
     "a task overfits": ("overfitting", task(lambda s: 0.7 * math.exp(-s / 100), [0.50, 0.7, 1.0])),
     "a task overfits before its first validation": (
         "overfitting",

@@ -20,6 +20,7 @@ from encoderlab.errors import DataError
 from encoderlab.train.evidence import Evidence, Line, is_number, read, reference
 
 WATCHED = 1000  # newest lines of metrics that are read while training
+BEGUN = 50  # updates of a fine-tuning before which a loss need not have fallen
 SETTLED = 300  # steps after which an unchanged loss is a symptom
 RISE = 0.3  # nats above the loss of guessing; runs that learn stay within 0.05 nats
 USUAL_RATE = {"lamb": 3e-3}  # largest rate in the recipes, by optimiser; 1e-3 for variants of Adam
@@ -160,7 +161,7 @@ def nothing_learned(e: Evidence) -> Finding | None:
     """
     chances: Mapping[str, float] = next((line["chance"] for line in e.valid if line.get("chance")), {})
     budget = (e.recipe.get("budget") or {}).get("amount", math.inf)
-    if not chances or not e.train or e.train[-1]["step"] < budget / 2:
+    if not chances or not e.train or e.train[-1]["step"] < min(budget, max(budget / 2, BEGUN)):
         return None
     term, chance = next(iter(chances.items()))
     losses = [loss for lines in (e.train, e.valid) for _, loss in e.losses(term, lines)]
