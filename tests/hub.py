@@ -1,5 +1,5 @@
 """A stand-in of the Hugging Face Hub on this machine: the endpoints that ``huggingface_hub`` asks to read and to write
-models, over HTTP, with the faults that a test gives it.
+models, and to read data sets (``datasets/ORG/NAME``), over HTTP, with the faults that a test gives it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-LARGE = (".safetensors", ".bin")
+import pytest
+
+LARGE = (".safetensors", ".bin", ".parquet")
 TOKEN = "hf_of_a_test"
 
 
@@ -45,6 +47,7 @@ class Hub:
     Attributes:
         asked: every request, as ``"GET /path"``.
         damage: changes the bytes of a file on their way out.
+        sent: bytes of files that were sent.
         cut: how often the connection breaks in the middle of a file of weights.
         status: answers everything with this error instead.
         refuses: uploads by this account, with 403.
@@ -55,12 +58,13 @@ class Hub:
     stored: dict[str, bytes] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     damage: Callable[[str, bytes], bytes] = lambda name, data: data
+    sent: int = 0
     cut: int = 0
     status: int | None = None
     refuses: str | None = None
 
     def add(self, name: str, folder: Path, **kind: bool) -> str:
-        """Put the files of a folder into a model's main branch; returns the commit."""
+        """Put the files of a folder into the main branch of a model or a data set; returns the commit."""
         repository = self.repositories.setdefault(name, Repository(**kind))
         files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
         return repository.commit(files)
@@ -100,17 +104,22 @@ class Handler(BaseHTTPRequestHandler):
         known = self.headers.get("Authorization") == f"Bearer {TOKEN}"
         if self.command in ("POST", "PUT"):
             return self.write(path, body) if known or path.startswith("/lfs/") else self.fail(401, message="no token")
-        match = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path)
-        file = re.fullmatch(r"/([^/]+/[^/]+)/resolve/(refs/pr/\d+|[^/]+)/(.+)", path)
-        found = match or file
+        path = path.replace("/api/models/", "/api/", 1)
+        match = re.fullmatch(r"/api/((?:datasets/)?[^/]+/[^/]+)(?:/revision/(.+))?", path)
+        tree = re.fullmatch(r"/api/((?:datasets/)?[^/]+/[^/]+)/tree/([^/]+)(?:/(.+))?", path)
+        file = re.fullmatch(r"/((?:datasets/)?[^/]+/[^/]+)/resolve/(refs/pr/\d+|[^/]+)/(.+)", path)
+        found = tree or match or file
         repository = hub.repositories.get(found[1]) if found else None
         if found is None or repository is None or repository.private and not known:
             return self.fail(401 if not known else 404, "RepoNotFound", "Repository not found")
         sha = repository.revisions.get(found[2] or "main", found[2])
         if sha not in repository.commits:
             return self.fail(404, "RevisionNotFound", "Invalid rev id")
-        if repository.gated and not known:
+        if repository.gated and not known and (file or not found[1].startswith("datasets/")):
             return self.fail(401, "GatedRepo", "Access to model is restricted")
+        if tree:
+            entries = self.listed(repository.commits[sha], tree[3], "recursive=true" in place.query.lower())
+            return self.answer(200, entries) if entries else self.fail(404, "EntryNotFound", "Entry not found")
         if match:
             return self.answer(200, self.about(match[1], repository, sha))
         assert file is not None
@@ -127,6 +136,23 @@ class Handler(BaseHTTPRequestHandler):
             files.append(one)
         return {"id": name, "modelId": name, "sha": sha, "private": repository.private, "siblings": files}
 
+    def listed(self, files: dict[str, bytes], folder: str | None, deep: bool) -> list[dict[str, Any]]:
+        """The entries of a folder, or of all below it."""
+        start = f"{folder}/" if folder else ""
+        entries: dict[str, dict[str, Any]] = {}
+        for path, data in files.items():
+            parts = path.removeprefix(start).split("/")
+            if not path.startswith(start):
+                continue
+            for depth in range(1, len(parts)):
+                name = start + "/".join(parts[:depth])
+                entries[name] = {"type": "directory", "path": name, "size": 0, "oid": blob(name.encode())}
+            entries[path] = {"type": "file", "path": path, "size": len(data), "oid": blob(data)}
+            if path.endswith(LARGE):
+                hashed = hashlib.sha256(data).hexdigest()
+                entries[path]["lfs"] = {"oid": hashed, "size": len(data), "pointerSize": 130}
+        return [entry for name, entry in entries.items() if deep or "/" not in name.removeprefix(start)]
+
     def send(self, name: str, files: dict[str, bytes], sha: str) -> None:
         if name not in files:
             return self.fail(404, "EntryNotFound", "Entry not found")
@@ -136,7 +162,10 @@ class Handler(BaseHTTPRequestHandler):
         sent = self.hub.damage(name, data)
         if self.command == "HEAD":
             return self.answer(200, data, head=True, **headers)
-        start = int(match[1]) if (match := re.match(r"bytes=(\d+)-", self.headers.get("Range", ""))) else 0
+        match = re.match(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        start = int(match[1]) if match else 0
+        sent = sent[: int(match[2]) + 1] if match and match[2] else sent
+        self.hub.sent += len(sent) - start
         if self.hub.cut and name.endswith(LARGE):
             self.hub.cut -= 1
             self.send_response(206 if start else 200)
@@ -149,7 +178,7 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             self.connection.close()
             return None
-        return self.answer(206 if start else 200, sent[start:], **headers)
+        return self.answer(206 if match else 200, sent[start:], **headers)
 
     def write(self, path: str, body: bytes) -> None:
         hub = self.hub
@@ -219,3 +248,21 @@ def standing_in() -> Iterator[Hub]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+@contextmanager
+def hub_of_this_process(patch: pytest.MonkeyPatch, folder: Path) -> Iterator[Hub]:
+    """The stand-in as this process's Hub, with an empty cache in ``folder`` and no token."""
+    from huggingface_hub import constants
+
+    for name in ("HF_TOKEN", "HF_HUB_OFFLINE"):
+        patch.delenv(name, raising=False)
+    with standing_in() as hub:
+        files = hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+        patch.setattr(constants, "ENDPOINT", hub.endpoint)
+        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", files)
+        patch.setattr(constants, "HF_HUB_CACHE", str(folder / "cache"))
+        patch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # the store behind the Hub has a protocol of its own
+        patch.setattr(constants, "HF_TOKEN_PATH", str(folder / "no-token"))
+        patch.setattr("time.sleep", lambda seconds: None)  # between trials
+        yield hub

@@ -21,7 +21,7 @@ from encoderlab.errors import ConfigError, DataError
 from encoderlab.interchange import huggingface, places
 from encoderlab.interchange.load import load, load_pair
 from encoderlab.model import Model, build
-from tests.hub import TOKEN, Hub, standing_in
+from tests.hub import TOKEN, Hub, hub_of_this_process
 from tests.interchange.tiny_models import same_weights
 from tests.terminal import answer, messages
 
@@ -37,17 +37,7 @@ def tiny(seed: int = 0) -> Model:
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """The stand-in with one model, as this process's Hub, with an empty cache and no token."""
-    for name in ("HF_TOKEN", "HF_HUB_OFFLINE"):
-        monkeypatch.delenv(name, raising=False)
-    with standing_in() as found:
-        monkeypatch.setattr(constants, "ENDPOINT", found.endpoint)
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", found.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-        )
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # the store behind the Hub has a protocol of its own
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
-        monkeypatch.setattr("time.sleep", lambda seconds: None)  # between the library's own trials
+    with hub_of_this_process(monkeypatch, tmp_path) as found:
         monkeypatch.setattr(places, "_COMMITS", {})
         monkeypatch.chdir(tmp_path)
         huggingface.save(tiny(), tmp_path / "made")

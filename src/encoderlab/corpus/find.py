@@ -107,6 +107,8 @@ def _at_url(url: str) -> list[Path]:
     if not pattern and not is_folder(url):
         return [Path(url)]
     files = [Path(item) for item in find(url)]
+    if url.startswith(DATASETS):
+        files = [item for item in files if item.name.lower() != "readme.md"]  # its card
     if pattern:
         if not files:
             raise DataError(f"{url}: no file matches; check the pattern (** stands for any folders)")
@@ -114,11 +116,9 @@ def _at_url(url: str) -> list[Path]:
     if {str(Path(url) / MANIFEST), str(Path(url) / COUNTS)} <= set(map(str, files)):
         raise DataError(f"{url}: is a corpus already; give files of text")
     readable = [item for item in files if format_of(item.name) and info(item).size]
-    if url.startswith(DATASETS):
-        readable = [item for item in readable if item.name.lower() != "readme.md"]
-        if training := splits_of(readable).get("train"):
-            log.info("%s: the training split is read, %d of %d files", url, len(training), len(readable))
-            readable = training
+    if url.startswith(DATASETS) and (training := splits_of(readable).get("train")):
+        log.info("%s: the training split is read, %d of %d files", url, len(training), len(readable))
+        return training
     if not readable:
         known = f"{len(files)} files, none of {' '.join(SUFFIXES)}"
         raise DataError(f"{url}: a folder without readable files ({known}); give the URLs of files")

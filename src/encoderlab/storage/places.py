@@ -29,7 +29,15 @@ ATTEMPTS, FIRST_WAIT = 8, 0.25  # tries of one request; seconds before the secon
 ABSENT = "no such file or folder; check the URL"
 _URL = re.compile(rf"({'|'.join(PROTOCOLS)}):/{{1,2}}([^/].*)")
 _NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "DefaultCredentialsError")
-_GATED = ("GatedRepoError", "RepositoryNotFoundError", "RevisionNotFoundError", "EntryNotFoundError")
+_LOG_IN = "log in with: hf auth login (or set HF_TOKEN)"
+_OF_HUB = {  # errors of the Hugging Face Hub's library that last
+    "GatedRepoError": f"is gated; accept its terms on its page, then {_LOG_IN}",
+    "RepositoryNotFoundError": f"the Hub has no such data set or model, or it is private; check the name, or {_LOG_IN}",
+    "RevisionNotFoundError": "the Hub has no such revision; give a branch, a tag or a commit after the @",
+    "HFValidationError": "is not a name of the Hub; give one such as hf://datasets/org/name",
+    "HfUriError": "is not a name of the Hub; give one such as hf://datasets/org/name",
+    "OfflineModeIsEnabled": "HF_HUB_OFFLINE forbids fetching it; unset that, or give files on disk",
+}
 
 
 class Absent(DataError):
@@ -123,12 +131,14 @@ def attempt(url: str, request: Callable[[], T]) -> T:
 def _final(error: Exception) -> str | None:
     """Why a request can never succeed; None for a temporary error."""
     cause = error.__cause__
+    if (known := _OF_HUB.get(type(error).__name__) or _OF_HUB.get(type(cause).__name__)) is not None:
+        return known
     if isinstance(error, FileNotFoundError) and isinstance(cause, Exception):  # fsspec's error for any server error
         if isinstance(cause, OSError) or getattr(cause, "status", 404) != 404:
             return _final(cause)
     name, said = type(error).__name__, " ".join(str(error).split())[:160]
     status = getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)
-    if isinstance(error, FileNotFoundError) or name in _GATED or status == 404:
+    if isinstance(error, FileNotFoundError) or name == "EntryNotFoundError" or status == 404:
         if "bucket does not exist" in said or "NoSuchBucket" in f"{said} {error.__cause__}":
             return "no such bucket; check its name"
         return ABSENT
@@ -138,7 +148,10 @@ def _final(error: Exception) -> str | None:
         return f"no credentials ({said}); set them, for example AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
     if isinstance(error, IsADirectoryError):
         return "is a folder; give a file"
-    if isinstance(error, (ImportError, TypeError, NotImplementedError)) or name == "ParamValidationError":
+    if isinstance(error, (ImportError, TypeError, NotImplementedError)) or name in (
+        "ValueError",
+        "ParamValidationError",
+    ):
         return f"cannot be used ({name}: {said}); check the URL"
     return None
 
@@ -146,14 +159,20 @@ def _final(error: Exception) -> str | None:
 _KNOWN: dict[str, Info] = {}  # the last version that this process saw
 
 
-def look(url: str) -> dict[str, Any]:
-    """The entry of a file or a folder, as fsspec describes it.
+def look(url: str, *, fresh: bool = False) -> dict[str, Any]:
+    """The entry of a file or a folder, as fsspec describes it; ``fresh`` ignores what the file system has cached.
 
     Raises:
         DataError: there is none, or it cannot be read.
     """
     system, path = file_system(url)
-    return attempt(url, lambda: system.info(path))
+
+    def request() -> dict[str, Any]:
+        if fresh:
+            system.invalidate_cache(path)
+        return system.info(path)
+
+    return attempt(url, request)
 
 
 def info(path: str | os.PathLike[str], *, fresh: bool = False) -> Info:
@@ -168,7 +187,7 @@ def info(path: str | os.PathLike[str], *, fresh: bool = False) -> Info:
         state = os.stat(path)
         return Info(state.st_size, state.st_mtime_ns)
     if fresh or url not in _KNOWN:
-        entry = look(url)
+        entry = look(url, fresh=fresh)
         if entry["type"] == "directory":
             raise DataError(f"{url}: is a folder; give a file")
         _KNOWN[url] = _info(entry)

@@ -52,6 +52,8 @@ class RemoteFile(io.RawIOBase):
         self.name = self._url = url
         self._place, self._checked = 0, False
         self._system, self._path = places.file_system(url)
+        # Otherwise fsspec requests 5 MB after each range, and forgets them.
+        self._options = {"cache_type": "none"} if url.startswith("hf://") else {}
         self._info = places.info(url)
         self._whole: bytes | None = None
         if self._info.size < 0:  # a web server without sizes: the whole file must be read at once
@@ -114,7 +116,7 @@ class RemoteFile(io.RawIOBase):
             return self._whole[start:end]
 
         def request() -> bytes:
-            data = bytes(self._system.cat_file(self._path, start=start, end=end))
+            data = bytes(self._system.cat_file(self._path, start=start, end=end, **self._options))
             if len(data) == self._info.size > end - start:  # a web server without range requests
                 return data[start:end]
             if len(data) != end - start:
