@@ -29,6 +29,8 @@ AHEAD = 2  # tasks submitted beyond those that can run
 REACH = 10.0  # seconds in which the address of a cluster must take a connection
 ANSWER = 120.0  # seconds in which a node must answer
 PATIENCE = 120.0  # seconds in which stopped tasks may write their checkpoints
+LOOK = 2.0  # seconds between two looks for the head of the cluster
+HEAD = 30.0  # seconds for which the head may be away; after 60, Ray ends this process
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,12 +72,14 @@ class RayTasks(Tasks):
         MissingDependency: Ray is not installed.
         ConfigError: no cluster at the address, versions that differ, or a node without the package or the folders.
         OutOfMemory, DataError: a task was lost more often than :data:`RETRIES`.
+        DataError: the head of the cluster was lost.
     """
 
     def __init__(self, address: str | None = None, *, need: Need = Need(), sees: Sequence[Path] = ()) -> None:
         super().__init__(1)
         self._address, self._need, self._sees = address, need, [str(Path(path).resolve()) for path in sees]
         self._ours = False  # whether this object made the connection
+        self._away = self._lost = False  # the head, for a moment or forever
 
     def __enter__(self) -> Self:
         try:
@@ -87,6 +91,8 @@ class RayTasks(Tasks):
             self._connect()
             self._ours = True
         try:
+            host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+            self._head, self._answered = (host.strip("[]"), int(port)), time.monotonic()
             self._check_nodes()
         except BaseException:
             self._close()
@@ -184,10 +190,39 @@ class RayTasks(Tasks):
         return self._ray.put(value)  # every node fetches it once
 
     def wait(self) -> None:
-        done, _ = self._ray.wait(list(self._pending), num_returns=1) if self._pending else ([], None)
+        done: list[Any] = []
+        while self._pending and not done:
+            done = self._ended_of(list(self._pending))
         for reference in done:
             name = self._pending.pop(reference)
             self.ended(name, self._result(reference))
+
+    def _ended_of(self, references: list[Any]) -> list[Any]:
+        """Those of the tasks that end within :data:`LOOK` seconds.
+
+        Raises:
+            DataError: the head of the cluster has not answered for :data:`HEAD` seconds.
+        """
+        done, _ = self._ray.wait(references, num_returns=1, timeout=LOOK)
+        if done:
+            self._answered = time.monotonic()
+            return done
+        host, port = self._head
+        try:
+            socket.create_connection(self._head, timeout=LOOK).close()
+            if self._away:  # one that was started again without its memory takes connections, and refuses this
+                self._ray._raylet.GcsClient(address=f"{host}:{port}")  # type: ignore[attr-defined]
+            self._away, self._answered = False, time.monotonic()
+        except (OSError, self._ray.exceptions.RayError) as error:
+            self._away = True
+            if time.monotonic() - self._answered > HEAD:
+                self._lost = True
+                said = " ".join(str(error).split())[:100]
+                raise DataError(
+                    f"the head of the cluster at {host}:{port} is lost ({said}); run the same command again with a "
+                    "cluster to continue"
+                ) from None
+        return done
 
     def _result(self, reference: Any) -> Any:
         errors = self._ray.exceptions
@@ -207,9 +242,9 @@ class RayTasks(Tasks):
         """Ask what runs to stop, as Ctrl-C does, and wait for it."""
         with self._entered:
             try:
-                for reference in self._pending:
+                for reference in [] if self._lost else self._pending:
                     self._ray.cancel(reference)
-                if self._pending:
+                if self._pending and not self._lost:
                     self._ray.wait(list(self._pending), num_returns=len(self._pending), timeout=PATIENCE)
                 self._pending.clear()
             finally:
@@ -238,8 +273,7 @@ class RayTasks(Tasks):
                     reference = self._send(_run_job, job)
                     running[reference], self._pending[reference] = job, job.name
                     begun(job)
-                done, _ = self._ray.wait(list(running), num_returns=1, timeout=1.0)
-                for reference in done:
+                for reference in self._ended_of(list(running)):
                     job = running.pop(reference)
                     self._pending.pop(reference, None)
                     try:
