@@ -152,6 +152,32 @@ def test_nodes_that_differ_are_named(cluster, tmp_path, monkeypatch):
         RayTasks().__enter__()
 
 
+@pytest.mark.parametrize("verb", ["corpus", "finetune", "predict"])
+def test_a_folder_that_a_node_does_not_see_is_named(cluster, tmp_path, capsys, monkeypatch, verb):
+    import encoderlab.execution.cluster as module
+
+    real, here = module._probe, os.getpid()
+
+    def probe(paths):
+        return real(paths) | ({} if os.getpid() == here else {"sees": dict.fromkeys(paths, False)})
+
+    monkeypatch.setattr(module, "_probe", probe)
+    saved(ready("single")[0], tmp_path / "model")
+    (tmp_path / "texts").mkdir()
+    rows = "".join(f"the {('red', 'blue')[number % 2]} cat {number},{number % 2}\n" for number in range(40))
+    for name in "ab":
+        (tmp_path / f"texts/{name}.csv").write_text("text,label\n" + rows)
+    words = {
+        "corpus": ["corpus", "build", tmp_path / "texts", "--vocab-size", 45],
+        "finetune": ["finetune", tmp_path / "texts/a.csv", "--model", tmp_path / "model", "--seeds", 1],
+        "predict": ["predict", tmp_path / "model", tmp_path / "texts"],
+    }[verb]
+    said = messages(capsys, 2, *words, "--out", tmp_path / "out", "--on", "ray")
+    assert "error: node " in said and f"does not see {tmp_path}" in said and "where all nodes see it" in said
+    if verb != "corpus":
+        assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("need", "said"),
     [
