@@ -259,3 +259,19 @@ def test_quoted_cells_and_compressed_files_are_not_divided(tmp_path, monkeypatch
         (2, 3, 2, False),
         (3, 5, None, False),
     ]
+
+
+def test_a_stretch_whose_pieces_are_there_is_not_read_again(tmp_path):
+    (tmp_path / "a.txt").write_text("One text.\n\nTwo texts.\n")
+    sources = build.resolve_sources([str(tmp_path / "a.txt")], Reading())
+    (stretch,) = divide(sources)
+    made = []
+
+    def make_piece(path, work):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+        made.append(path.name)
+
+    for _ in range(2):  # the task of a node that was lost before it could report is run again
+        build._make_stretch(stretch, sources, tmp_path / "part", make_piece)
+    assert made == ["000000-00000-last.safetensors"]

@@ -480,7 +480,10 @@ def _read(
 def _make_stretch(
     stretch: SourceStretch, sources: Sequence[Source], folder: Path, make_piece: Callable[[Path, PieceInput], None]
 ) -> None:
-    for work in _read(sources, [stretch], pieces_made(folder, stretch.number)):
+    made = pieces_made(folder, stretch.number)
+    if is_complete(made[stretch.number]):
+        return  # by a task whose node was lost before it could report
+    for work in _read(sources, [stretch], made):
         if not (path := piece_path(folder, work.name)).exists():
             make_piece(path, work)
 
