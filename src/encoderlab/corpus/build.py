@@ -313,7 +313,7 @@ class Part:
         made = pieces_made(self.folder)
         waiting = [stretch for stretch in own if not is_complete(made[stretch.number])]
         if own and not waiting and not recorded:
-            log.warning("%s: missing; written again", self.folder / PART)
+            log.warning("%s: missing although all pieces are there; it is written from them", self.folder / PART)
         done = sum(stretch.size for stretch in own) - sum(stretch.size for stretch in waiting)
         total = sum(stretch.size for stretch in own) if all(map(_has_known_size, self.sources)) else None
         if done:

@@ -34,14 +34,6 @@ log = logging.getLogger(__name__)
 
 MOST_GAPS = 100_000  # ids without a token; more are damage, and would take memory like tokens
 CHARACTERS = 16  # characters of a text to read first for each wanted token
-_SPACE = "(?<=[A-Za-z] )(?=[A-Za-z])"
-# Places after which the tokens do not depend on the text before, by the tokenizer's kind of chunks.
-ENDINGS: dict[Mode, re.Pattern[str]] = {
-    "words": re.compile(_SPACE),
-    "cjk": re.compile(f"{_SPACE}|(?<=[{CHINESE}])(?=[{CHINESE}])"),
-    "bytes": re.compile("(?<=[A-Za-z])(?= [A-Za-z])"),
-    "pieces": re.compile(_SPACE),
-}
 LONG = 4096  # characters of a text in which very long words are searched
 GROUP = 1 << 18  # characters per call of the library
 # A word or Chinese character after which a text can be cut: tokens before the cut do not depend on the text after it,
@@ -183,11 +175,12 @@ class Tokenizer:
         Of a long text, only as much is read as so many tokens need, if its words are independent of each other.
         """
         length = CHARACTERS * (limit + 1)
-        while self._chunks is not None and length < len(text):
-            border = ENDINGS[self._chunks.mode].search(text, len(text) - length)
-            ids = self.encode(text[border.start() :]).ids if border else ()
-            if len(ids) > limit:
-                return np.asarray(ids)
+        while self._link is not None and length < len(text):
+            if (link := self._link.search(text, len(text) - length)) is not None:
+                end = self.encode(text[link.start() :])
+                ids = end.ids[end.offsets[:, 0] >= link.end() - link.start()]
+                if len(ids) > limit:
+                    return ids
             length *= 8
         return self.encode(text).ids
 
@@ -368,9 +361,20 @@ class Tokenizer:
         return cls(trained.backend, trained.special_tokens, trained.options)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], **settings: Any) -> Tokenizer:
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        merges: str | os.PathLike[str] | None = None,
+        family: str | None = None,
+        lowercase: bool | None = None,
+        add_special: bool = False,
+    ) -> Tokenizer:
         """Read a tokenizer folder, or one file: see :func:`encoderlab.corpus.vocabularies.read`."""
-        parts = vocabularies.read(Path(path), **settings)
+        merges = None if merges is None else Path(merges)
+        parts = vocabularies.read(
+            Path(path), merges=merges, family=family, lowercase=lowercase, add_special=add_special
+        )
         try:
             return cls(parts.backend, parts.special_tokens, parts.options)
         except DataError as error:

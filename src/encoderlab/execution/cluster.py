@@ -79,7 +79,7 @@ class RayTasks(Tasks):
         super().__init__(1)
         self._address, self._need, self._sees = address, need, [str(Path(path).resolve()) for path in sees]
         self._ours = False  # whether this object made the connection
-        self._away = self._lost = False  # the head, for a moment or forever
+        self._away = False  # whether the head did not answer the last time
 
     def __enter__(self) -> Self:
         try:
@@ -216,7 +216,7 @@ class RayTasks(Tasks):
         except (OSError, self._ray.exceptions.RayError) as error:
             self._away = True
             if time.monotonic() - self._answered > HEAD:
-                self._lost = True
+                self._pending.clear()  # nothing can be asked to stop any more
                 said = " ".join(str(error).split())[:100]
                 raise DataError(
                     f"the head of the cluster at {host}:{port} is lost ({said}); run the same command again with a "
@@ -242,9 +242,9 @@ class RayTasks(Tasks):
         """Ask what runs to stop, as Ctrl-C does, and wait for it."""
         with self._entered:
             try:
-                for reference in [] if self._lost else self._pending:
+                for reference in self._pending:
                     self._ray.cancel(reference)
-                if self._pending and not self._lost:
+                if self._pending:
                     self._ray.wait(list(self._pending), num_returns=len(self._pending), timeout=PATIENCE)
                 self._pending.clear()
             finally:

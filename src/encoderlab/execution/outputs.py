@@ -103,8 +103,6 @@ def _claim(out: Path, asked: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     begun, *entries = _read(out / RECORD) or [dict(asked)]
     if other := [key for key, value in asked.items() if begun.get(key) != value]:
         raise ConfigError(f"{out}: has files that were made with another {other[0]}; give another --out, or delete it")
-    for leftover in out.rglob(".*.tmp"):  # left by a killed process
-        leftover.unlink(missing_ok=True)
     return {entry["output"]: entry for entry in entries}
 
 
