@@ -284,8 +284,9 @@ def serve(
     /,
     *,
     against: Annotated[
-        list[Literal["fifo", "onnx", "int8", "sentence-transformers"]] | None, Parameter(negative=())
+        list[Literal["fifo", "onnx", "int8", "sentence-transformers", "infinity"]] | None, Parameter(negative=())
     ] = None,
+    precision: Literal["fp32", "int8"] = "fp32",
     python: Path | None = None,
     clients: Annotated[list[int] | None, Parameter(negative=())] = None,
     requests: int = 400,
@@ -309,9 +310,11 @@ def serve(
         Exported folder that makes vectors of texts; without --against onnx or int8, any model.
     against
         Other servers (repeatable): our queue first in, first out (fifo), our server with the graph in ONNX Runtime
-        (onnx, int8), sentence-transformers behind FastAPI.
+        (onnx, int8), sentence-transformers behind FastAPI, infinity.
+    precision
+        Precision of our server (int8: our own kernels).
     python
-        Interpreter that has sentence-transformers, fastapi and uvicorn.
+        Interpreter that has the other servers' packages: sentence-transformers, fastapi and uvicorn, or infinity-emb.
     clients
         Numbers of clients at once (repeatable); 1, 8 and 32 by default.
     requests
@@ -332,7 +335,7 @@ def serve(
     tokens = map(tokenizer.token, range(tokenizer.vocab_size))
     words = [token for token in tokens if token.isascii() and token.isalpha()]
     result = measure(
-        contenders(model, against or (), python),
+        contenders(model, against or (), python, precision),
         words or ["a"],
         clients=clients or (1, 8, 32),
         requests=requests,

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from encoderlab.errors import EncoderlabError
 from encoderlab.seeds import generator
 
 Say = Callable[[str], None]
+Precision = Literal["fp32", "int8"]
 SHORT = 8  # words of the short text for latency
 LENGTHS = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 300)  # words; most requests are short, as questions are
 SHARES = (8, 12, 12, 12, 12, 10, 9, 8, 6, 5, 4, 2)
@@ -53,6 +54,10 @@ def embed(asked: Asked):
 
 uvicorn.run(app, port=int(sys.argv[2]), log_level="warning")
 """
+INFINITY = (
+    *("--engine", "torch", "--device", "cpu", "--no-bettertransformer"),  # torch 2.13 no longer has BetterTransformer
+    *("--log-level", "warning"),
+)
 FIFO = """
 import sys
 from encoderlab.deploy.serve import queue
@@ -80,11 +85,13 @@ raise SystemExit(main(["serve", sys.argv[1], "--port", sys.argv[2]]))
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """A server: its name, and the command that starts it, without the port."""
+    """A server: its name, the command that starts it, without the port, and the path and field that take a text."""
 
     name: str
     command: tuple[str, ...]
     port_flag: str | None = None
+    path: str = "/embed"
+    field: str = "inputs"
 
     def start(self, port: int, threads: int) -> subprocess.Popen[bytes]:
         last = [str(port)] if self.port_flag is None else [self.port_flag, str(port)]
@@ -93,17 +100,25 @@ class Contender:
         return subprocess.Popen([*self.command, *last], env=told, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
-def contenders(folder: Path, names: Sequence[str], python: Path | None) -> list[Contender]:
-    """Our server, and the chosen others; sentence-transformers runs in the interpreter ``python``."""
+def contenders(folder: Path, names: Sequence[str], python: Path | None, precision: Precision) -> list[Contender]:
+    """Our server, and the chosen others; those of other projects run in the interpreter ``python``."""
     own = (sys.executable, "-m", "encoderlab", "serve", str(folder))
+    outside = str(python or sys.executable)
     known = {
-        "own": Contender(name="own", command=own, port_flag="--port"),
+        "own": Contender(name="own", command=(*own, "--precision", precision), port_flag="--port"),
         "fifo": Contender(name="fifo", command=(sys.executable, "-c", FIFO, str(folder))),
         "onnx": Contender(name="onnx", command=(*own, "--engine", "onnx"), port_flag="--port"),
         "int8": Contender(name="int8", command=(*own, "--engine", "int8"), port_flag="--port"),
         "sentence-transformers": Contender(
             name="sentence-transformers",
-            command=(str(python or sys.executable), "-c", SENTENCE_TRANSFORMERS, str(folder)),
+            command=(outside, "-c", SENTENCE_TRANSFORMERS, str(folder)),
+        ),
+        "infinity": Contender(
+            name="infinity",
+            command=(outside, "-m", "infinity_emb.cli", "v2", "--model-id", str(folder), *INFINITY),
+            port_flag="--port",
+            path="/embeddings",
+            field="input",
         ),
     }
     return [known[name] for name in ("own", *names)]
@@ -136,23 +151,34 @@ class Load:
         return 1000 * float(np.quantile(self.latencies, share)) if self.latencies else float("nan")
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a started server answers: port, process, and the path and field that take a text."""
+
+    port: int
+    pid: int
+    path: str = "/embed"
+    field: str = "inputs"
+
+
 class _KeptConnection:
     """A connection that is kept."""
 
-    def __init__(self, port: int) -> None:
-        self.port = port
+    def __init__(self, place: Place) -> None:
+        self.place = place
         self.streams: Any = None
 
     async def ask(self, text: str) -> int:
         """The status of the answer, after reading it completely."""
         if self.streams is None:
-            self.streams = await asyncio.open_connection("127.0.0.1", self.port)
+            self.streams = await asyncio.open_connection("127.0.0.1", self.place.port)
         reader, writer = self.streams
-        body = json.dumps({"inputs": text}).encode()
+        body = json.dumps({self.place.field: text}).encode()
         head = (
-            f"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+            f"POST {self.place.path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
         )
-        writer.write(head.encode() + b"\r\n\r\n" + body)
+        writer.write(head.encode() + body)
         top = (await reader.readuntil(b"\r\n\r\n")).lower()
         size = int(top.split(b"content-length:")[1].split(b"\r\n")[0])
         await reader.readexactly(size)
@@ -164,12 +190,12 @@ class _KeptConnection:
             self.streams = None
 
 
-async def closed(port: int, texts: Sequence[str], clients: int) -> Load:
+async def closed(place: Place, texts: Sequence[str], clients: int) -> Load:
     """Clients that each send the next request as soon as they are answered, until all texts are sent."""
     load, left = Load(), iter(texts)
 
     async def client() -> None:
-        connection = _KeptConnection(port)
+        connection = _KeptConnection(place)
         for text in left:
             began = time.perf_counter()
             status = await connection.ask(text)
@@ -182,12 +208,12 @@ async def closed(port: int, texts: Sequence[str], clients: int) -> Load:
     return load
 
 
-async def opened(port: int, texts: Sequence[str], rate: float) -> Load:
+async def opened(place: Place, texts: Sequence[str], rate: float) -> Load:
     """Requests at a fixed rate, whether or not earlier ones are answered."""
     load, free = Load(), list[_KeptConnection]()
 
     async def one(text: str) -> None:
-        connection = free.pop() if free else _KeptConnection(port)
+        connection = free.pop() if free else _KeptConnection(place)
         began = time.perf_counter()
         try:
             status = await connection.ask(text)
@@ -215,12 +241,11 @@ def cpu(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def measured(place: tuple[int, int], texts: Sequence[str], clients: int) -> Load:
-    """As :func:`closed`, with the server's processor time; ``place`` is its port and process."""
-    port, pid = place
-    before = cpu(pid)
-    load = asyncio.run(closed(port, texts, clients))
-    load.cpu = cpu(pid) - before
+def measured(place: Place, texts: Sequence[str], clients: int) -> Load:
+    """As :func:`closed`, with the server's processor time."""
+    before = cpu(place.pid)
+    load = asyncio.run(closed(place, texts, clients))
+    load.cpu = cpu(place.pid) - before
     return load
 
 
@@ -231,29 +256,30 @@ def memory(pid: int) -> int:
 
 
 @contextlib.contextmanager
-def up(all_of: Sequence[Contender], threads: int) -> Iterator[dict[str, tuple[int, int]]]:
-    """The port and the process of every contender, once it answers.
+def up(all_of: Sequence[Contender], threads: int) -> Iterator[dict[str, Place]]:
+    """The place of every contender, once it answers.
 
     Raises:
         EncoderlabError: one does not start.
     """
     running: list[subprocess.Popen[bytes]] = []
-    places: dict[str, tuple[int, int]] = {}
+    places: dict[str, Place] = {}
     try:
         for contender in all_of:
             with socket.create_server(("127.0.0.1", 0)) as free:
                 port = free.getsockname()[1]
             process = contender.start(port, threads)
             running.append(process)
+            place = Place(port, process.pid, contender.path, contender.field)
             end = time.monotonic() + 300
-            while not asyncio.run(_answers(port)):
+            while not asyncio.run(_answers(place)):
                 if process.poll() is not None or time.monotonic() > end:
                     process.kill()
                     running.remove(process)
                     said = process.communicate()[1].decode(errors="replace").strip().splitlines() or ["no message"]
                     raise EncoderlabError(f"{contender.name} does not start: {said[-1][:300]}")
                 time.sleep(0.5)
-            places[contender.name] = port, process.pid
+            places[contender.name] = place
         yield places
     finally:
         for process in running:
@@ -262,9 +288,9 @@ def up(all_of: Sequence[Contender], threads: int) -> Iterator[dict[str, tuple[in
             process.communicate()
 
 
-async def _answers(port: int) -> bool:
+async def _answers(place: Place) -> bool:
     try:
-        return await _KeptConnection(port).ask("a") == 200
+        return await _KeptConnection(place).ask("a") == 200
     except (OSError, asyncio.IncompleteReadError, IndexError):
         return False
 
@@ -284,9 +310,9 @@ def measure(
     result: dict[str, Any] = {"clients": {}, "threads": threads, "requests": requests, "turns": turns}
     short = [" ".join(words[:SHORT])]
     with up(all_of, threads) as places:
-        begun = {name: memory(pid) for name, (_, pid) in places.items()}
-        for name, (port, _) in places.items():
-            asyncio.run(closed(port, texts(words, 32, seed=-1), 8))
+        begun = {name: memory(place.pid) for name, place in places.items()}
+        for name, place in places.items():
+            asyncio.run(closed(place, texts(words, 32, seed=-1), 8))
             say(f"{name} answers")
         for count in clients:
             loads: dict[str, list[Load]] = {name: [] for name in places}
@@ -304,7 +330,7 @@ def measure(
             for name, place in places.items():
                 alone[name].append(measured(place, short * 30, 1))
         result["short"] = {name: _row(some, alone["own"]) for name, some in alone.items()}
-        result["memory"] = {name: {"begin": begun[name], "end": memory(pid)} for name, (_, pid) in places.items()}
+        result["memory"] = {name: {"begin": begun[name], "end": memory(place.pid)} for name, place in places.items()}
     if overload:
         result["overload"] = _overload(all_of[0], words, result, requests, threads, say)
     return result
@@ -337,12 +363,12 @@ def _overload(
     wait = f"{result['clients'][most]['own']['p99'] / 1000:.3f}"
     patient = replace(own, command=(*own.command, "--max-wait", wait))
     with up([patient], threads) as places:
-        port, pid = places[own.name]
-        asyncio.run(closed(port, texts(words, 32, seed=-1), 8))
-        usual = measured(places[own.name], texts(words, requests, seed=-3), int(most))
-        rate, before = 3 * usual.rate, memory(pid)
-        load = asyncio.run(opened(port, texts(words, 3 * requests, seed=-2), rate))
-        after = memory(pid)
+        place = places[own.name]
+        asyncio.run(closed(place, texts(words, 32, seed=-1), 8))
+        usual = measured(place, texts(words, requests, seed=-3), int(most))
+        rate, before = 3 * usual.rate, memory(place.pid)
+        load = asyncio.run(opened(place, texts(words, 3 * requests, seed=-2), rate))
+        after = memory(place.pid)
     said = {
         "max_wait": float(wait),
         "usual_p99": usual.quantile(0.99),
