@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from encoderlab.inference import placed
 from encoderlab.interchange.load import load
 from encoderlab.measure.pairs.evaluate import score_pairs
 from encoderlab.measure.pairs.reading import Pair, find, read, sample
@@ -62,35 +63,36 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     arguments = parser.parse_args()
     pairs = sample([pair for path in find(arguments.data) for pair in read(path)], arguments.pairs)
-    ours = load(arguments.model)
+    ours, small = placed(load(arguments.model)), placed(load(arguments.model), "int8")
     assert ours.tokenizer is not None
     texts = ours.tokenizer.encode_batch([text for pair in pairs for text in (pair.good, pair.bad)])
     tokens = list(zip(texts[::2], texts[1::2], strict=True))
     network = transformers.AutoModelForMaskedLM.from_pretrained(arguments.model).eval()
-    theirs = transformers.AutoTokenizer.from_pretrained(arguments.model)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(arguments.model)
     kernels.keep_memory()
-    seconds: dict[str, list[float]] = {"encoderlab": [], "both measures": [], "transformers": []}
+    seconds: dict[str, list[float]] = {}
     found: dict[str, np.ndarray] = {}
     for _ in range(arguments.turns):
         for name, work in (
             ("encoderlab", lambda: score_pairs(scorers_of(ours, official=True), tokens)[:, :, 0]),
             ("both measures", lambda: score_pairs(scorers_of(ours), tokens)[:, :, 0]),
-            ("transformers", lambda: plain(network, theirs, pairs)),
+            ("int8", lambda: score_pairs(scorers_of(small, official=True), tokens)[:, :, 0]),
+            ("transformers", lambda: plain(network, tokenizer, pairs)),
         ):
             begin = time.process_time()
             found[name] = work()
-            seconds[name].append(time.process_time() - begin)
+            seconds.setdefault(name, []).append(time.process_time() - begin)
             print(f"{name}: {seconds[name][-1]:.1f} CPU seconds", flush=True)
-    one, two = found["encoderlab"], found["transformers"]
-    same = (one[:, 0] > one[:, 1]) == (two[:, 0] > two[:, 1])
-    shown = {name: statistics.median(times) for name, times in seconds.items()}
-    print(
-        f"{len(pairs)} pairs, {same.sum()} decided alike; largest difference of a score {np.abs(one - two).max():.2g}"
-    )
-    for name, time_taken in shown.items():
-        print(f"{name}: {time_taken:.1f} CPU seconds, 60,000 pairs in {time_taken / len(pairs) * 1000:.0f} CPU minutes")
-    ratios = [theirs / ours for ours, theirs in zip(seconds["encoderlab"], seconds["transformers"], strict=True)]
-    print(f"ratio by turns: {', '.join(f'{ratio:.2f}' for ratio in ratios)}")
+    theirs = found["transformers"]
+    print(f"{len(pairs)} pairs, 60,000 pairs in CPU minutes, and compared with transformers:")
+    for name, scores in found.items():
+        same = ((scores[:, 0] > scores[:, 1]) == (theirs[:, 0] > theirs[:, 1])).mean()
+        minutes = statistics.median(seconds[name]) / len(pairs) * 1000
+        ratios = [f"{other / own:.2f}" for own, other in zip(seconds[name], seconds["transformers"], strict=True)]
+        print(
+            f"{name}: {minutes:.0f} minutes, {same:.2%} decided alike, scores differ by up to "
+            f"{np.abs(scores - theirs).max():.2g}; ratios {', '.join(ratios)}"
+        )
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from encoderlab.commands import terminal
 from encoderlab.commands.outputs import output
+from encoderlab.commands.precision import Precision
 from encoderlab.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def minimal_pairs(
     length_power: float = 0.0,
     bad_first: bool = False,
     skip_long: bool = False,
+    precision: Precision = "fp32",
     out: Path | None = None,
 ) -> dict[str, Any]:
     """Score a pretrained model on minimal pairs, without training (BLiMP, ZhoBLiMP).
@@ -61,10 +63,12 @@ def minimal_pairs(
         In text files, the first sentence of a pair is the unacceptable one.
     skip_long
         Leave out pairs that are too long for the model, instead of stopping.
+    precision
+        int8: about twice as fast on processors with VNNI, and scores differ a little.
     out
         Also write the scores of every pair to this file, as JSON lines.
     """
-    from encoderlab.inference import tokenizer_of, usual_device
+    from encoderlab.inference import placed, tokenizer_of
     from encoderlab.interchange.load import load_pair
     from encoderlab.measure.pairs.baselines import baselines_of
     from encoderlab.measure.pairs.evaluate import evaluate_files, survey
@@ -79,13 +83,15 @@ def minimal_pairs(
     official = scoring == "babylm"
     if official and (length_power or corpus is not None):
         raise ConfigError("--scoring babylm gives only the official numbers; leave out --length-power and --corpus")
+    if official and precision != "fp32":
+        raise ConfigError("--scoring babylm gives the official numbers, which are those of fp32; leave out --precision")
     if not 0 <= length_power <= 1:
         raise ConfigError(f"--length-power {length_power}, expected a number from 0 to 1")
     files = find(data)
-    network, generator = load_pair(model)
-    device = usual_device()
+    loaded = load_pair(model)
+    digests = [weights_hash(one) for one in loaded if one is not None]
     kernels.keep_memory()
-    networks = [one.to(device) for one in (network, generator) if one is not None]
+    network, generator = placed(loaded[0], precision), loaded[1] and placed(loaded[1], precision)
     scorers = scorers_of(network, generator, official=official)
     tokenizer = tokenizer_of(network)
     limits = [scorer.longest for scorer in scorers if scorer.longest is not None]
@@ -103,7 +109,7 @@ def minimal_pairs(
             files,
             tokenizer,
             surveyed,
-            key=" ".join(map(weights_hash, networks)),
+            key=" ".join([*digests, precision]),
             out=out,
             progress=lambda done, total: show("scored", done, total),
             **settings,

@@ -94,6 +94,29 @@ def test_scores_divided_by_a_power_of_the_length(
         assert two["bad"]["pll"] == pytest.approx(one["bad"]["pll"] / length**0.5, rel=1e-12)
 
 
+def test_int8_scores_are_close_and_not_mixed_with_others(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluate, "CHUNK", 7)
+    words = [str(place / "model"), str(place / "pairs"), "--out"]
+    run(capsys, *words, tmp_path / "whole")
+    score, calls = evaluate.score_pairs, []
+
+    def stops(*given: object, **more: object) -> np.ndarray:
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return score(*given, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(evaluate, "score_pairs", stops)
+    assert main(["minimal-pairs", *words, str(tmp_path / "eight")]) == 130  # three parts are in fp32
+    found = run(capsys, *words, tmp_path / "eight", "--precision", "int8")
+    assert found["pairs"] == 60 and len(calls) == 4 + 9  # and none of them is taken
+    both = [[json.loads(line) for line in (tmp_path / name).open()] for name in ("whole", "eight")]
+    scores = np.array([[pair[kind]["pll"] for pair in pairs for kind in ("good", "bad")] for pairs in both])
+    assert 0 < np.abs(scores[0] - scores[1]).max() < 0.05
+
+
 def test_an_interrupted_evaluation_goes_on_to_the_same_bytes(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,6 +164,7 @@ def test_what_cannot_be_scored_is_refused(place: Path, tmp_path: Path, capsys: p
     for words, code, message in (
         ([model], 2, "no minimal pairs to score"),
         ([model, data, "--scoring", "babylm", "--length-power", "0.5"], 2, "leave out --length-power"),
+        ([model, data, "--scoring", "babylm", "--precision", "int8"], 2, "leave out --precision"),
         ([model, data, "--length-power", "2"], 2, "expected a number from 0 to 1"),
         ([model, str(tmp_path / "absent")], 3, "no such file or folder"),
         ([str(tmp_path), data], 3, "has no config.json"),
