@@ -6,14 +6,14 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from encoderlab.nn.architecture import EncoderConfig
 from encoderlab.nn.attention import Attention
 from encoderlab.nn.kernels.plain import relative_bias, skew
 from encoderlab.nn.positions import (
     Disentangled,
-    DistanceTable,
+    Position,
     RelativeShift,
     Shaw,
     log_bucket,
@@ -25,7 +25,7 @@ from encoderlab.nn.scope import Scope
 B, L, D, H, K = 2, 6, 12, 3, 4
 
 
-def attention(position: object, biases: str = "all") -> tuple[Attention, DistanceTable]:
+def attention(position: Position, biases: str = "all") -> tuple[Attention, nn.Module]:
     torch.manual_seed(0)
     config = EncoderConfig(
         vocab=1,
@@ -37,13 +37,13 @@ def attention(position: object, biases: str = "all") -> tuple[Attention, Distanc
         attention_dropout=0.0,
         eps=1e-7,
     )
-    module, table = Attention(config).double(), DistanceTable(config).double()
+    module, table = Attention(config).double(), position.make_table(config).double()
     for parameter in [*module.parameters(), *table.parameters()]:
         parameter.data = torch.randn_like(parameter)
     return module, table
 
 
-def scores(module: Attention, table: DistanceTable, x: Tensor, source: Tensor, **scope: object) -> Tensor:
+def scores(module: Attention, table: nn.Module, x: Tensor, source: Tensor, **scope: object) -> Tensor:
     """Scaled scores before the softmax, as the module computes them."""
     shared = table(L, source.shape[1], causal=False, device=x.device, dtype=x.dtype)
     query, key, _ = module._project(x, source)

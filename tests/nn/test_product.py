@@ -112,6 +112,14 @@ def test_every_part_is_in_the_product() -> None:
         assert set(get_args(union)) <= used
 
 
+def test_every_kind_of_position_tells_the_order() -> None:
+    torch.manual_seed(0)
+    ids = torch.randperm(50)[None, :9]
+    for position in (*POSITIONS, Absolute(sinusoidal=True), Shaw(span=4)):
+        encoder = make(replace(BASE, position=position)).eval()
+        assert not torch.allclose(encoder(ids).last, encoder(ids.flip(1)).last.flip(1), atol=1e-3), position
+
+
 def make(config: EncoderConfig) -> Encoder:
     encoder = Encoder(config)
     initialize(encoder, encoder, seed=1)

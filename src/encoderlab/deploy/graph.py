@@ -83,7 +83,7 @@ class Graph(nn.Module):
         self.model = reading_apart(model).eval()
         self.use = use
         encoder, head = model.config.encoder, model.config.task
-        self.reads_segments = encoder.types > 1 or bool(getattr(encoder.position, "segments", False))
+        self.reads_segments = encoder.types > 1 or encoder.position.segments
         self.beam = BEAM.get(head.variant) if use == "span" and head is not None and head.kind == "span" else None
         self.summary_last = encoder.causal or tokenizer_of(model).framing == "xlnet"
         self.mask_id = tokenizer_of(model).special.mask
@@ -102,7 +102,7 @@ class Graph(nn.Module):
     def longest(self) -> int:
         """The largest number of tokens that a row should have: the positions, the distinguished distances, or 512."""
         encoder = self.model.config.encoder
-        span = getattr(encoder.position, "span", None)
+        span = encoder.position.span
         return limit(self.model) if encoder.max_length or span is None else min(span, limit(self.model))
 
     def forward(

@@ -207,10 +207,10 @@ def _fit_tokenizer(path: Path, config: ModelConfig) -> None:
     DeBERTa in ``transformers`` accepts rows longer than its span of distances, but computes other results than ours.
     """
     encoder, data = config.encoder, read_json(path)
-    longest = encoder.max_length or getattr(encoder.position, "span", None)
+    longest = encoder.max_length or encoder.position.span
     if longest is not None:
         data["model_max_length"] = longest
-    if encoder.types < 2 and not getattr(encoder.position, "segments", False):
+    if encoder.types < 2 and not encoder.position.segments:
         data["model_input_names"] = ["input_ids", "attention_mask"]
     folders.write_fields(path, data)
 

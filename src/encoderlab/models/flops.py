@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from encoderlab.models.base import ModelConfig
 from encoderlab.nn.architecture import EncoderConfig
-from encoderlab.nn.positions import Absolute, Disentangled, RelativeShift, Rotary, Shaw
+from encoderlab.nn.positions import Disentangled, RelativeShift, Shaw
 from encoderlab.nn.spanconv import DepthwiseSeparable, Light, SpanDynamic
 
 BACKWARD = 2  # times the forward pass
@@ -52,8 +52,8 @@ def layer_forward(encoder: EncoderConfig, length: int, memory: int = 0, layer: i
         "attention": 4.0 * inner * _keys_seen(encoder, length, memory, layer),
         "feed-forward": (6.0 if encoder.ff_gated else 4.0) * width * encoder.ff_width / encoder.ff_groups,
     }
-    if _terms(encoder):
-        parts["positions"] = 2.0 * inner * _distances(encoder, length, memory) * _terms(encoder)
+    if encoder.position.products:
+        parts["positions"] = 2.0 * inner * _distances(encoder, length, memory) * encoder.position.products
     if conv is not None:
         taps = 2.0 * conv.kernel
         if isinstance(conv, DepthwiseSeparable):
@@ -77,13 +77,6 @@ def _within(reach: int, start: int, length: int) -> int:
     """The sum of min(``reach``, place) over ``length`` places from ``start``."""
     near = range(start, max(start, min(reach, start + length)))
     return sum(near) + reach * (length - len(near))
-
-
-def _terms(encoder: EncoderConfig) -> int:
-    """Number of products with rows for distances in the attention scores."""
-    if isinstance(encoder.position, Disentangled):
-        return len(encoder.position.terms)
-    return 0 if isinstance(encoder.position, (Absolute, Rotary)) else 1
 
 
 def _distances(encoder: EncoderConfig, length: int, memory: int) -> int:
@@ -260,7 +253,7 @@ def _kept_by_layer(encoder: EncoderConfig, rows: int, length: int, memory: int) 
     distances = _distances(encoder, length, memory)
     if isinstance(position, Shaw):
         return kept + heads * distances
-    return kept + _terms(encoder) * (width + inner) * distances / (rows * length)
+    return kept + position.products * (width + inner) * distances / (rows * length)
 
 
 def _kept_by_queries(config: ModelConfig, rows: int, length: int, memory: int, predicted: float) -> float:
@@ -268,7 +261,7 @@ def _kept_by_queries(config: ModelConfig, rows: int, length: int, memory: int, p
     encoder = config.encoder
     heads, keys, distances = encoder.heads, length + memory, _distances(encoder, length, memory)
     kept = predicted * (_kept_by_layer(encoder, rows, length, memory) + heads * (distances + keys) + 2 * keys)
-    kept += _terms(encoder) * (encoder.width + encoder.attention_width) * distances / (rows * length)
+    kept += encoder.position.products * (encoder.width + encoder.attention_width) * distances / (rows * length)
     if isinstance(encoder.position, Disentangled) and "p2c" in encoder.position.terms:
         kept += heads * (distances + encoder.key_width)
     return (2 if config.mask_decoder else encoder.depth) * kept

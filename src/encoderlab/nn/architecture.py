@@ -17,7 +17,7 @@ from encoderlab.nn.attention import Biases
 from encoderlab.nn.embeddings import Adaptive, EmbeddingNorm
 from encoderlab.nn.feedforward import Activation
 from encoderlab.nn.norms import LayerNormalization, Norm, Normalization
-from encoderlab.nn.positions import Absolute, Disentangled, Position, RelativeShift, Rotary
+from encoderlab.nn.positions import Absolute, Position, Rotary
 from encoderlab.nn.scope import Local
 from encoderlab.nn.spanconv import Bottleneck, Branch, Convolution, kept_heads
 from encoderlab.nn.stem import StemConvolution
@@ -154,10 +154,7 @@ class EncoderConfig(Bounded):
             raise ConfigError(
                 f"width {self.width} is not a multiple of heads {self.heads}; choose heads from {choices}"
             )
-        if isinstance(self.position, RelativeShift) and self.width % 2:
-            raise ConfigError(f"width {self.width} is odd; relative shift needs an even width for its sinusoid")
-        if isinstance(self.position, Rotary) and self.key_width % 2:
-            raise ConfigError(f"head width {self.key_width} is odd; rotary positions need an even head width")
+        self.position.check(self)
         if self.local is not None and self.local.theta is not None and not isinstance(self.position, Rotary):
             raise ConfigError(
                 f"local.theta {self.local.theta:g} without rotary positions; set it to null, or position.kind to rotary"
@@ -166,10 +163,6 @@ class EncoderConfig(Bounded):
             raise ConfigError(
                 "norm pre_but_first needs an unshared first layer and a norm on the embeddings; set norm to pre, or "
                 "sharing to null and embed_norm to embedding"
-            )
-        if isinstance(self.position, Disentangled) and self.causal:
-            raise ConfigError(
-                "disentangled positions have no left-to-right form; set causal to false or use relative_shift"
             )
         if self.causal and (self.conv_branch is not None or self.stem_conv is not None):
             raise ConfigError(
@@ -223,11 +216,7 @@ class EncoderConfig(Bounded):
     @property
     def max_length(self) -> int | None:
         """The longest row, in tokens, that the positions allow; None for no limit."""
-        if isinstance(self.position, Absolute) and not self.position.sinusoidal:
-            return self.position.length
-        if isinstance(self.position, Disentangled) and self.position.input_positions:
-            return self.position.input_positions
-        return self.position.length if isinstance(self.position, Rotary) else None
+        return self.position.max_length
 
     @property
     def pre(self) -> bool:

@@ -9,18 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from encoderlab.nn import kernels, noise
-from encoderlab.nn.kernels.plain import Relative, attend, relative_bias, rotate
+from encoderlab.nn.kernels.plain import attend, relative_bias, rotate
 from encoderlab.nn.norms import HeadScale
 from encoderlab.nn.packed import Packed, linear
-from encoderlab.nn.positions import (
-    Disentangled,
-    DisentangledTerm,
-    RelativeShift,
-    Shaw,
-    ShawTerm,
-    ShiftTerm,
-    bias_at,
-)
+from encoderlab.nn.positions import bias_at
 from encoderlab.nn.scope import Scope
 from encoderlab.nn.spanconv import ConvolutionHeads
 
@@ -50,23 +42,15 @@ class Attention(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         width, heads, head_width = config.width, config.attention_heads, config.key_width
-        position, biases = config.position, config.attention_biases
+        biases = config.attention_biases
         self.heads, self.head_width, self.inner = heads, head_width, heads * head_width
         self.biases, self.dropout, self.position_dropout = biases, config.attention_dropout, config.dropout
         self.qkv: nn.Parameter | Packed = nn.Parameter(torch.empty(3 * self.inner, width))
         self.bias = None
         if biases != "none":
             self.bias = nn.Parameter(torch.zeros((3 if biases == "all" else 2) * self.inner))
-        self.term: nn.Module | None = None
-        terms = 1
-        if isinstance(position, RelativeShift):
-            self.term = ShiftTerm(position, width, heads, head_width)
-        elif isinstance(position, Shaw):
-            self.term = ShawTerm(position, heads, head_width)
-        elif isinstance(position, Disentangled):
-            self.term = DisentangledTerm(position, width, heads, head_width, key_bias=biases == "all")
-            terms += len(position.terms)
-        self.scale = (head_width * terms) ** -0.5
+        self.term = config.position.make_term(config)
+        self.scale = config.position.scale(head_width)
         self.conv = None
         outputs = self.inner
         if config.conv_branch is not None:
@@ -170,30 +154,15 @@ class Attention(nn.Module):
         """The content query, and the position term as an argument of kernels.attend."""
         if self.term is None:
             return q, {}
-        assert scope.distances is not None
-        if isinstance(self.term, ShawTerm):
-            content, bias = self.term(q, scope.distances, self.scale, at=scope.at)
-            return content, {"bias": bias}
-        dropout = {"seeds": scope.shared_seeds, "p": self.position_dropout, "site": noise.DISTANCES}
-        if isinstance(self.term, ShiftTerm):
-            content, relative = self.term(
-                q, scope.distances, different=scope.different, reverse=scope.reverse, **dropout
-            )
-        else:
-            content, relative = q, self.position_rows(scope)
-            assert relative is not None
+        content, term = self.term(q, scope, self)
+        if isinstance(term, Tensor):
+            return content, {"bias": term}
         if scope.at is None:
-            return content, {"relative": relative}
-        return content, {"bias": bias_at(q, k, relative, self.scale, scope.at, scope.distances.length)}
-
-    def position_rows(self, scope: Scope) -> Relative | None:
-        """The rows of :class:`Disentangled` positions, which do not depend on the states; None for other positions."""
-        if not isinstance(self.term, DisentangledTerm):
-            return None
-        a, biases = self.inner, self.bias_of_all()
-        maps = [
-            (self.qkv[i * a : (i + 1) * a], None if biases is None else biases[i * a : (i + 1) * a]) for i in (0, 1)
-        ]
-        how = {"seeds": scope.shared_seeds, "p": self.position_dropout, "site": noise.DISTANCES}
+            return content, {"relative": term}
         assert scope.distances is not None
-        return self.term(scope.distances, query_map=maps[0], key_map=maps[1], **how)  # type: ignore[no-any-return]
+        return content, {"bias": bias_at(q, k, term, self.scale, scope.at, scope.distances.length)}
+
+    def content_map(self, part: int) -> tuple[Tensor | Packed, Tensor | None]:
+        """Weight (A, D) and bias (A,) of the queries (part 0) or the keys (1)."""
+        rows, biases = slice(part * self.inner, (part + 1) * self.inner), self.bias_of_all()
+        return self.qkv[rows], None if biases is None else biases[rows]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from encoderlab.config import Bounded, Count
 from encoderlab.errors import ConfigError
 from encoderlab.nn import kernels
-from encoderlab.nn.positions import Absolute, Disentangled, sinusoid
+from encoderlab.nn.positions import sinusoid
 
 if TYPE_CHECKING:
     from encoderlab.nn.architecture import EncoderConfig
@@ -128,12 +128,7 @@ class Embeddings(nn.Module):
             self.words = nn.Parameter(torch.empty(vocab, embed_width))
         else:
             self.clusters = AdaptiveTable(adaptive, vocab, embed_width, width)
-        self.sinusoidal, self.offset, rows = False, 0, 0
-        if isinstance(position, Absolute):
-            self.sinusoidal, self.offset = position.sinusoidal, position.offset
-            rows = 0 if position.sinusoidal else position.length + position.offset
-        elif isinstance(position, Disentangled):
-            rows = position.input_positions
+        self.sinusoidal, self.offset, rows = position.sinusoidal, position.offset, position.input_rows
         summed = embed_width if adaptive is None else width  # adaptive words already have width D
         self.positions = nn.Parameter(torch.empty(rows, summed)) if rows else None
         self.types = nn.Parameter(torch.empty(config.types, summed)) if config.types else None

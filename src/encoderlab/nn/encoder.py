@@ -24,18 +24,7 @@ from encoderlab.nn.kernels.cpu.layer import predict_layer
 from encoderlab.nn.noise import ATTENTION_OUTPUT, FF_HIDDEN, FF_OUTPUT, Noise
 from encoderlab.nn.norms import LayerNormalization, Norm, norm_bias
 from encoderlab.nn.packed import Packed, PackedLinear, linear
-from encoderlab.nn.positions import (
-    Absolute,
-    Disentangled,
-    DisentangledTerm,
-    DistanceTable,
-    RelativeShift,
-    Rotary,
-    Shaw,
-    counted,
-    places,
-    rotations,
-)
+from encoderlab.nn.positions import DisentangledTerm, RelativeShift, Rotary, counted, places, rotations
 from encoderlab.nn.scope import (
     Nearby,
     Scope,
@@ -163,12 +152,14 @@ class Block(nn.Module):
         if not (isinstance(attention.qkv, Packed) and isinstance(ff.up, PackedLinear)) or torch.is_grad_enabled():
             return None
         assert isinstance(attention.out, PackedLinear) and isinstance(ff.down, PackedLinear)
+        term = attention.term
+        if term is not None and not (isinstance(term, DisentangledTerm) and scope.reach is None):
+            return None
         plain = scope.seeds is None and scope.at is None and not scope.keep_keyed and x.dtype == torch.float32
         plain = plain and attention.conv is None and attention.head_scale is None
         plain = plain and self.attention_output_norm is None and ff.norm is None
-        known = attention.term is None or (isinstance(attention.term, DisentangledTerm) and scope.reach is None)
-        turned = scope.rotation is None or scope.rotation.dim() == 2
-        if not (plain and known and turned) or ff.act not in ("gelu", "gelu_tanh") or not x.numel():
+        plain = plain and (scope.rotation is None or scope.rotation.dim() == 2)
+        if not plain or ff.act not in ("gelu", "gelu_tanh") or not x.numel():
             return None
         weights = (
             attention.qkv.at(attention.bias_of_all()), attention.out.weight.at(attention.out.bias),
@@ -176,13 +167,14 @@ class Block(nn.Module):
         )  # fmt: skip
         if None in weights:
             return None
+        relative = None if term is None else term.relative(scope, attention)
         norms = (
             (None, None) if norm is None else (norm.weight, norm_bias(norm))
             for norm in (self.attention_norm, self.feed_forward_norm)
         )
         return predict_layer(
             x, weights, tuple(norms), attention.heads, visible=scope.visible, rotation=scope.rotation,
-            relative=attention.position_rows(scope), reach=scope.reach, scale=attention.scale, pre=self.pre,
+            relative=relative, reach=scope.reach, scale=attention.scale, pre=self.pre,
             center=self.center, gated=ff.gated, tanh=ff.act == "gelu_tanh", eps=self.eps,
         )  # fmt: skip
 
@@ -218,8 +210,7 @@ class Encoder(nn.Module):
         self.config = config
         self.embeddings = Embeddings(config)
         self.blocks = nn.ModuleList(self._make_blocks())
-        relative = isinstance(config.position, (RelativeShift, Shaw, Disentangled))
-        self.distances = DistanceTable(config) if relative else None
+        self.distances = config.position.make_table(config)
         self.stem = Stem(config.stem_conv, config) if config.stem_conv else None
         self.norm = config.make_norm(config.width) if config.pre and config.norm != "pre_but_last" else None
 
@@ -295,10 +286,10 @@ class Encoder(nn.Module):
         _check_shapes(ids, doc, attention_mask, positions, segments, visible, reverse)
         if doc is not None and doc.device.type == "cpu" and not torch.compiler.is_exporting():
             doc = checked_documents(doc)
-        remembered = _remembered(memory)
-        if memory is not None and isinstance(self.config.position, (Absolute, Disentangled)):
+        remembered, position = _remembered(memory), self.config.position
+        if memory is not None and not position.takes_memory:
             raise ConfigError(
-                "memory needs positions relative to the row (relative_shift or shaw), not absolute or disentangled ones"
+                f"memory needs positions relative to the row (relative_shift, shaw or rotary), not {position.kind} ones"
             )
         masked, explicit = attention_mask is not None, positions
         if attention_mask is not None:
@@ -307,20 +298,19 @@ class Encoder(nn.Module):
         positions = self._positions(ids, doc, asking, positions, masked)
         x = self.embeddings(ids, positions, segments, None if noise is None else noise.seeds)
         by_document = visible_by_document(doc, asking, visible, remembered)
-        if masked and by_document is not None and isinstance(self.config.position, RelativeShift):
+        if masked and by_document is not None and position.padding_sees == "tokens and itself":
             by_document = with_itself(by_document, remembered)
-        length, position, distances = ids.shape[1], self.config.position, None
+        length, distances = ids.shape[1], None
         if self.distances is not None:
             keys, causal = length + remembered, self.config.causal
             distances = self.distances(length, keys, causal=causal, device=x.device, dtype=x.dtype)
-        reads_segments = isinstance(position, RelativeShift) and position.segments
         rotation, nearby = self._rotations(remembered, length, explicit, x.device)
         scope = Scope(
             doc=doc,
             positions=positions,
             visible=self._mask(by_document, x, remembered, window),
             distances=distances,
-            different=different_segments(segments, remembered) if reads_segments and segments is not None else None,
+            different=different_segments(segments, remembered) if position.segments and segments is not None else None,
             reverse=reverse,
             keep_keyed=keep_keyed,
             remembered=remembered,
@@ -440,10 +430,10 @@ class Encoder(nn.Module):
 
         Padding belongs to none, unless a convolution reads its states (``mask_padding=False``): then it belongs to the
         document before it, as in the released ConvBERT. Under an attention mask (``masked``) every token belongs
-        to the one document, except in DeBERTa, whose code lets padding see nothing.
+        to the one document, unless padding sees nothing (``padding_sees``).
         """
         branch = self.config.conv_branch
-        if doc is not None and masked and not isinstance(self.config.position, Disentangled):
+        if doc is not None and masked and self.config.position.padding_sees != "nothing":
             return torch.zeros_like(doc)
         return doc if doc is None or branch is None or branch.mask_padding else continued(doc)
 

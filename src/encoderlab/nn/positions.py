@@ -12,8 +12,9 @@ Positions are differences within a row. Documents packed into one row are contig
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +30,8 @@ from encoderlab.nn.packed import Packed, linear
 
 if TYPE_CHECKING:
     from encoderlab.nn.architecture import EncoderConfig
+    from encoderlab.nn.attention import Attention
+    from encoderlab.nn.scope import Scope
 
 LONGEST = 1 << 24  # largest row and largest distance, in tokens
 Length = Annotated[int, Field(ge=1, le=LONGEST)]
@@ -36,8 +39,60 @@ Distance = Annotated[int, Field(ge=0, le=LONGEST)]
 RotaryBase = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 
 
+class PositionSettings(Bounded, ABC):
+    """Base class for the settings of positions: what an encoder asks of every kind."""
+
+    kind: str
+    offset: int = 0
+    """The row of the input table that position 0 reads."""
+    sinusoidal: bool = False
+    """Whether a fixed sinusoid is added to the input instead of a learned table."""
+    segments: bool = False
+    """Whether attention scores depend on whether query and key are in the same segment."""
+    span: int | None = None
+    """The largest distance that attention scores tell apart, in tokens; None for no limit or no distances."""
+    takes_memory: ClassVar[bool] = True
+    """Whether states of earlier rows keep their positions relative to the row."""
+    padding_sees: ClassVar[Literal["tokens", "tokens and itself", "nothing"]] = "tokens"
+    """What padding sees under an attention mask in the published code; it changes no token."""
+
+    @abstractmethod
+    def make_table(self, encoder: EncoderConfig) -> nn.Module | None:
+        """The module that gives the :class:`Distances` of a forward pass; None without relative distances."""
+
+    @abstractmethod
+    def make_term(self, encoder: EncoderConfig) -> nn.Module | None:
+        """The position term of one layer's attention scores; None for no term.
+
+        The module maps (q, scope, attention) to the content query (B, H, L, K) and either rows for distances
+        (:class:`Relative`) or the scaled bias (B, H, L, M).
+        """
+
+    def check(self, encoder: EncoderConfig) -> None:
+        """Refuse an encoder with which these positions do not work, by ConfigError."""
+
+    @property
+    def max_length(self) -> int | None:
+        """The longest row, in tokens; None for no limit."""
+        return None
+
+    @property
+    def input_rows(self) -> int:
+        """Number of rows of the learned table that is added to the input; 0 for no table."""
+        return 0
+
+    @property
+    def products(self) -> int:
+        """Number of products with rows for distances in every attention score."""
+        return 0
+
+    def scale(self, head_width: int) -> float:
+        """The factor of attention scores for heads of ``head_width`` K."""
+        return head_width**-0.5
+
+
 @dataclass(frozen=True, kw_only=True)
-class Absolute(Bounded):
+class Absolute(PositionSettings):
     """A table of ``length`` positions added to the input embeddings (BERT; Devlin et al., 2019, section 3).
 
     Position p of a document reads row p + ``offset``. ``sinusoidal`` makes the table fixed (Vaswani et al., 2017,
@@ -48,10 +103,25 @@ class Absolute(Bounded):
     length: Length = 512
     offset: Distance = 0
     sinusoidal: bool = False
+    takes_memory = False  # remembered states would keep the positions that they had in their row
+
+    def make_table(self, encoder: EncoderConfig) -> None:
+        return None
+
+    def make_term(self, encoder: EncoderConfig) -> None:
+        return None
+
+    @property
+    def max_length(self) -> int | None:
+        return None if self.sinusoidal else self.length
+
+    @property
+    def input_rows(self) -> int:
+        return 0 if self.sinusoidal else self.length + self.offset
 
 
 @dataclass(frozen=True, kw_only=True)
-class RelativeShift(Bounded):
+class RelativeShift(PositionSettings):
     """Transformer-XL's term (Dai et al., 2019, section 3.3): ``(q_i + u) k_j + (q_i + v) W_r R_{i-j}``.
 
     u and v are learned biases, R is a fixed sinusoid.
@@ -66,10 +136,25 @@ class RelativeShift(Bounded):
     segments: bool = False
     shared_biases: bool = False
     clamp: Distance = 0
+    padding_sees = "tokens and itself"
+
+    def make_table(self, encoder: EncoderConfig) -> ShiftTable:
+        return ShiftTable(self, encoder)
+
+    def make_term(self, encoder: EncoderConfig) -> ShiftTerm:
+        return ShiftTerm(self, encoder)
+
+    def check(self, encoder: EncoderConfig) -> None:
+        if encoder.width % 2:
+            raise ConfigError(f"width {encoder.width} is odd; relative shift needs an even width for its sinusoid")
+
+    @property
+    def products(self) -> int:
+        return 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shaw(Bounded):
+class Shaw(PositionSettings):
     """Learned key offsets per layer and distance (Shaw et al., 2018; Transformer-XL's ``attn_type`` 1).
 
     Score ``(q_i + u) k_j + q_i a_{i-j} + b_{i-j}`` with learned u, a and b.
@@ -78,9 +163,19 @@ class Shaw(Bounded):
     kind: Literal["shaw"] = "shaw"
     span: Length = 128
 
+    def make_table(self, encoder: EncoderConfig) -> ShawTable:
+        return ShawTable(self)
+
+    def make_term(self, encoder: EncoderConfig) -> ShawTerm:
+        return ShawTerm(self, encoder)
+
+    @property
+    def products(self) -> int:
+        return 1
+
 
 @dataclass(frozen=True, kw_only=True)
-class Disentangled(Bounded):
+class Disentangled(PositionSettings):
     """DeBERTa's content-to-position and position-to-content terms (He et al., 2021, section 3.1).
 
     The table of relative positions has 2 x ``slots`` rows. The position-to-content term is indexed as in the published
@@ -106,6 +201,8 @@ class Disentangled(Bounded):
     norm: bool = False
     terms: tuple[Literal["c2p", "p2c"], ...] = ("c2p", "p2c")
     input_positions: Distance = 0
+    takes_memory = False
+    padding_sees = "nothing"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -116,13 +213,40 @@ class Disentangled(Bounded):
                 f"{self.buckets} buckets do not fit span {self.span}; choose at least 2, half of them below the span"
             )
 
+    def make_table(self, encoder: EncoderConfig) -> DisentangledTable:
+        return DisentangledTable(self, encoder)
+
+    def make_term(self, encoder: EncoderConfig) -> DisentangledTerm:
+        return DisentangledTerm(self, encoder)
+
+    def check(self, encoder: EncoderConfig) -> None:
+        if encoder.causal:
+            raise ConfigError(
+                "disentangled positions have no left-to-right form; set causal to false or use relative_shift"
+            )
+
+    @property
+    def max_length(self) -> int | None:
+        return self.input_positions or None
+
+    @property
+    def input_rows(self) -> int:
+        return self.input_positions
+
+    @property
+    def products(self) -> int:
+        return len(self.terms)
+
+    def scale(self, head_width: int) -> float:
+        return (head_width * (1 + len(self.terms))) ** -0.5
+
     @property
     def slots(self) -> int:
         return self.buckets or self.span
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rotary(Bounded):
+class Rotary(PositionSettings):
     """Rotary positions (Su et al., 2021, section 3.2.2): rotate queries and keys by angles that grow with their
     position, so that their product depends on their distance.
 
@@ -136,6 +260,20 @@ class Rotary(Bounded):
     kind: Literal["rotary"] = "rotary"
     theta: RotaryBase = 10000.0
     length: Length = 8192
+
+    def make_table(self, encoder: EncoderConfig) -> None:
+        return None
+
+    def make_term(self, encoder: EncoderConfig) -> None:
+        return None
+
+    def check(self, encoder: EncoderConfig) -> None:
+        if encoder.key_width % 2:
+            raise ConfigError(f"head width {encoder.key_width} is odd; rotary positions need an even head width")
+
+    @property
+    def max_length(self) -> int | None:
+        return self.length
 
 
 Position = Absolute | RelativeShift | Shaw | Disentangled | Rotary
@@ -244,8 +382,9 @@ def _for_heads(index: Tensor, heads: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Distances:
-    """The distances that all layers of one forward pass share: :class:`DistanceTable` makes them, the terms read
-    them.
+    """The distances between the last ``length`` of ``keys`` tokens, the queries, and all ``keys`` tokens.
+
+    All layers of one forward pass share them: a table makes them, the terms read them.
     """
 
     rows: Tensor | None  # (S, D) sinusoid or learned table, before each layer's projection
@@ -258,97 +397,109 @@ class Distances:
     v: Tensor | None = None
 
 
-class DistanceTable(nn.Module):
-    """The part of a relative position term that all layers share."""
+class ShiftTable(nn.Module):
+    """The sinusoid of :class:`RelativeShift`, with u and v if layers share them."""
 
-    def __init__(self, config: EncoderConfig) -> None:
+    def __init__(self, position: RelativeShift, encoder: EncoderConfig) -> None:
         super().__init__()
-        position, width, heads, head_width = config.position, config.width, config.attention_heads, config.key_width
-        self.position, self.width = position, width
-        if isinstance(position, Disentangled):
-            self.table = nn.Parameter(torch.empty(2 * position.slots, width))
-            self.norm = nn.LayerNorm(width, eps=config.eps) if position.norm else None
-        if isinstance(position, RelativeShift) and position.shared_biases:
-            self.u = nn.Parameter(torch.empty(heads, head_width))
-            self.v = nn.Parameter(torch.empty(heads, head_width))
+        self.clamp, self.width = position.clamp, encoder.width
+        self.u = self.v = None
+        if position.shared_biases:
+            self.u, self.v = _head_vectors(encoder), _head_vectors(encoder)
 
     def forward(self, length: int, keys: int, *, causal: bool, device: torch.device, dtype: torch.dtype) -> Distances:
-        """The distances between the last ``length`` of ``keys`` tokens, the queries, and all ``keys`` tokens."""
+        distance = distances(length, keys, causal=causal, device=device)
+        limited = distance.clamp(-self.clamp, self.clamp) if self.clamp else distance
+        rows = sinusoid(limited, self.width).to(dtype)
+        slots = torch.arange(distance.shape[0], device=device)
+        return Distances(rows, slots, distance, None, length, keys, self.u, self.v)
+
+
+class ShawTable(nn.Module):
+    """The slots of :class:`Shaw`, whose rows belong to the layers."""
+
+    def __init__(self, position: Shaw) -> None:
+        super().__init__()
+        self.span = position.span
+
+    def forward(self, length: int, keys: int, *, causal: bool, device: torch.device, dtype: torch.dtype) -> Distances:
+        distance = distances(length, keys, causal=causal, device=device)
+        slots = distance.clamp(-self.span, self.span) + self.span
+        return Distances(None, slots, distance, None, length, keys)
+
+
+class DisentangledTable(nn.Module):
+    """The learned table of :class:`Disentangled`, (2 x ``slots``, D), and its norm."""
+
+    def __init__(self, position: Disentangled, encoder: EncoderConfig) -> None:
+        super().__init__()
+        self.position = position
+        self.table = nn.Parameter(torch.empty(2 * position.slots, encoder.width))
+        self.norm = nn.LayerNorm(encoder.width, eps=encoder.eps) if position.norm else None
+
+    def forward(self, length: int, keys: int, *, causal: bool, device: torch.device, dtype: torch.dtype) -> Distances:
         position = self.position
         distance = distances(length, keys, causal=causal, device=device)
-        if isinstance(position, Disentangled):
-            bucket = log_bucket(distance, position.buckets, position.span) if position.buckets else distance
-            slots = (bucket + position.slots).clamp(0, 2 * position.slots - 1)
-            reach = position.buckets // 2 if position.buckets else position.slots - 1
-            # An exported graph must serve all lengths, so it must not depend on whether this length is within reach.
-            in_reach = not torch.compiler.is_exporting() and keys - 1 <= reach
-            first = position.slots - (length - 1) if in_reach else None
-            rows = self.table if self.norm is None else self.norm(self.table)
-            return Distances(rows, slots, distance, first, length, keys)
-        if isinstance(position, Shaw):
-            slots = distance.clamp(-position.span, position.span) + position.span
-            return Distances(None, slots, distance, None, length, keys)
-        assert isinstance(position, RelativeShift)
-        limited = distance.clamp(-position.clamp, position.clamp) if position.clamp else distance
-        rows = sinusoid(limited, self.width).to(dtype)
-        shared = (self.u, self.v) if position.shared_biases else (None, None)
-        return Distances(rows, torch.arange(distance.shape[0], device=device), distance, None, length, keys, *shared)
+        bucket = log_bucket(distance, position.buckets, position.span) if position.buckets else distance
+        slots = (bucket + position.slots).clamp(0, 2 * position.slots - 1)
+        reach = position.buckets // 2 if position.buckets else position.slots - 1
+        # An exported graph must serve all lengths, so it must not depend on whether this length is within reach.
+        in_reach = not torch.compiler.is_exporting() and keys - 1 <= reach
+        first = position.slots - (length - 1) if in_reach else None
+        rows = self.table if self.norm is None else self.norm(self.table)
+        return Distances(rows, slots, distance, first, length, keys)
+
+
+def _head_vectors(encoder: EncoderConfig) -> nn.Parameter:
+    """A vector of every attention head, (H, K)."""
+    return nn.Parameter(torch.empty(encoder.attention_heads, encoder.key_width))
 
 
 class ShiftTerm(nn.Module):
     """:class:`RelativeShift` of one layer: ``W_r``, u and v unless layers share them, and XLNet's segment vectors."""
 
-    def __init__(self, position: RelativeShift, width: int, heads: int, head_width: int) -> None:
+    def __init__(self, position: RelativeShift, encoder: EncoderConfig) -> None:
         super().__init__()
-        self.heads, self.head_width = heads, head_width
-        self.project = nn.Linear(width, heads * head_width, bias=False)
+        self.heads, self.head_width = encoder.attention_heads, encoder.key_width
+        self.project = nn.Linear(encoder.width, encoder.attention_width, bias=False)
         if not position.shared_biases:
-            self.u = nn.Parameter(torch.empty(heads, head_width))
-            self.v = nn.Parameter(torch.empty(heads, head_width))
+            self.u, self.v = _head_vectors(encoder), _head_vectors(encoder)
         if position.segments:
-            self.s = nn.Parameter(torch.empty(heads, head_width))
-            self.segment = nn.Parameter(torch.empty(2, heads, head_width))
+            self.s = _head_vectors(encoder)
+            self.segment = nn.Parameter(torch.empty(2, self.heads, self.head_width))
         self.segments = position.segments
 
-    def forward(
-        self,
-        q: Tensor,
-        shared: Distances,
-        *,
-        different: Tensor | None,
-        reverse: Tensor | None,
-        seeds: Tensor | None,
-        p: float,
-        site: int,
-    ) -> tuple[Tensor, Relative]:
+    def forward(self, q: Tensor, scope: Scope, attention: Attention) -> tuple[Tensor, Relative]:
         """The content query ``q + u`` (B, H, L, K) and the position terms.
 
-        ``different`` (B, 1, L, M): True where segments differ. ``reverse`` (B,): rows whose tokens run backwards, which
-        read the sinusoid of the negated distance.
+        Rows whose tokens run backwards (``scope.reverse``) read the sinusoid of the negated distance.
         """
+        shared, seeds, p = scope.distances, scope.shared_seeds, attention.position_dropout
+        assert shared is not None and shared.rows is not None
         u, v = (self.u, self.v) if shared.u is None else (shared.u, shared.v)
-        assert shared.rows is not None and v is not None
+        assert v is not None
         # Dropout seeds belong to distances: the number of rows depends on padding, which differs between processes.
         each = None if seeds is None else noise.stream(seeds, shared.distance)
-        rows = self._rows(shared.rows, each, p, site).to(q.dtype)
-        if reverse is not None:
+        rows = self._rows(shared.rows, each, p).to(q.dtype)
+        if scope.reverse is not None:
             half = shared.rows.shape[1] // 2
             mirrored = torch.cat([-shared.rows[:, :half], shared.rows[:, half:]], dim=1)
-            rows = torch.stack([rows, self._rows(mirrored, each, p, site).to(q.dtype)])
+            rows = torch.stack([rows, self._rows(mirrored, each, p).to(q.dtype)])
         segment = None
-        if self.segments and different is not None:
+        if self.segments and scope.different is not None:
             segment = torch.einsum("bhld,shd->bhls", _biased(q, self.s), self.segment)
         return _biased(q, u), Relative(
             query_rows=rows,
             position_query=_biased(q, v),
             segment=segment,
-            different=None if segment is None else different,
-            table=None if reverse is None else reverse.long(),
+            different=None if segment is None else scope.different,
+            table=None if scope.reverse is None else scope.reverse.long(),
         )
 
-    def _rows(self, rows: Tensor, seeds: Tensor | None, p: float, site: int) -> Tensor:
+    def _rows(self, rows: Tensor, seeds: Tensor | None, p: float) -> Tensor:
         """Projected rows with dropout: rows (P, D), seeds (P,) -> (P, H, K)."""
-        return self.project(kernels.dropout(rows, p, seeds, site)).view(-1, self.heads, self.head_width)
+        rows = kernels.dropout(rows, p, seeds, noise.DISTANCES)
+        return self.project(rows).view(-1, self.heads, self.head_width)
 
 
 def _biased(q: Tensor, bias: Tensor) -> Tensor:
@@ -359,14 +510,17 @@ def _biased(q: Tensor, bias: Tensor) -> Tensor:
 class ShawTerm(nn.Module):
     """:class:`Shaw` of one layer: rows and biases for distances -span .. span, and u."""
 
-    def __init__(self, position: Shaw, heads: int, head_width: int) -> None:
+    def __init__(self, position: Shaw, encoder: EncoderConfig) -> None:
         super().__init__()
+        heads, head_width = encoder.attention_heads, encoder.key_width
         self.rows = nn.Parameter(torch.empty(2 * position.span + 1, heads, head_width))
         self.bias = nn.Parameter(torch.empty(2 * position.span + 1, heads))
-        self.u = nn.Parameter(torch.empty(heads, head_width))
+        self.u = _head_vectors(encoder)
 
-    def forward(self, q: Tensor, shared: Distances, scale: float, *, at: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, scope: Scope, attention: Attention) -> tuple[Tensor, Tensor]:
         """The content query ``q + u`` and the scaled bias (B, H, L, M)."""
+        shared, at, scale = scope.distances, scope.at, attention.scale
+        assert shared is not None
         table = per_head(q * scale, self.rows[shared.slots]) + self.bias[shared.slots].T[:, None] * scale
         content = _biased(q, self.u)
         if at is None:
@@ -378,39 +532,35 @@ class ShawTerm(nn.Module):
 class DisentangledTerm(nn.Module):
     """:class:`Disentangled` of one layer, with projections of the table unless the content maps are shared."""
 
-    def __init__(self, position: Disentangled, width: int, heads: int, head_width: int, *, key_bias: bool) -> None:
+    def __init__(self, position: Disentangled, encoder: EncoderConfig) -> None:
         super().__init__()
-        self.terms, self.heads, self.head_width = position.terms, heads, head_width
+        self.terms, self.heads, self.head_width = position.terms, encoder.attention_heads, encoder.key_width
         self.share = position.share_projections
         if not self.share:
-            if "c2p" in self.terms:
-                self.key = nn.Linear(width, heads * head_width, bias=key_bias)  # DeBERTa v1 has no key biases
+            width, inner = encoder.width, encoder.attention_width
+            if "c2p" in self.terms:  # DeBERTa v1 has no key biases
+                self.key = nn.Linear(width, inner, bias=encoder.attention_biases == "all")
             if "p2c" in self.terms:
-                self.query = nn.Linear(width, heads * head_width)
+                self.query = nn.Linear(width, inner)
 
-    def forward(
-        self,
-        shared: Distances,
-        *,
-        query_map: tuple[Tensor | Packed, Tensor | None],
-        key_map: tuple[Tensor | Packed, Tensor | None],
-        seeds: Tensor | None,
-        p: float,
-        site: int,
-    ) -> Relative:
-        """``q_i K_r[d] + k_j Q_r[d]`` with d = i - j in both terms; the maps are weight and bias of the content
-        projections.
-        """
-        assert shared.rows is not None
+    def forward(self, q: Tensor, scope: Scope, attention: Attention) -> tuple[Tensor, Relative]:
+        """``q_i K_r[d] + k_j Q_r[d]`` with d = i - j in both terms; the content query is q."""
+        return q, self.relative(scope, attention)
+
+    def relative(self, scope: Scope, attention: Attention) -> Relative:
+        """The rows of all distances, which do not depend on the states."""
+        shared, seeds, p = scope.distances, scope.shared_seeds, attention.position_dropout
+        assert shared is not None and shared.rows is not None
         rows = shared.rows
         if seeds is not None and p > 0:
-            rows = kernels.dropout(rows[None], p, seeds, site)[0]
+            rows = kernels.dropout(rows[None], p, seeds, noise.DISTANCES)[0]
         query_rows = key_rows = None
         if "c2p" in self.terms:
-            query_rows = self._project(rows, shared, *(key_map if self.share else (self.key.weight, self.key.bias)))
+            key = attention.content_map(1) if self.share else (self.key.weight, self.key.bias)
+            query_rows = self._project(rows, shared, *key)
         if "p2c" in self.terms:
-            own = query_map if self.share else (self.query.weight, self.query.bias)
-            key_rows = self._project(rows, shared, *own)
+            query = attention.content_map(0) if self.share else (self.query.weight, self.query.bias)
+            key_rows = self._project(rows, shared, *query)
         return Relative(query_rows=query_rows, key_rows=key_rows)
 
     def _project(self, rows: Tensor, shared: Distances, weight: Tensor | Packed, bias: Tensor | None) -> Tensor:

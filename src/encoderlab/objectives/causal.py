@@ -20,7 +20,6 @@ from encoderlab.models.base import ModelConfig
 from encoderlab.nn.encoder import update_memory
 from encoderlab.nn.heads import AdaptiveLMHead, LMHead
 from encoderlab.nn.noise import Noise
-from encoderlab.nn.positions import Absolute
 from encoderlab.objectives.base import Losses, Memory, Objective, Settings, Term, carried, check_continued
 from encoderlab.objectives.mlm import lm_term
 from encoderlab.objectives.vocabulary import Vocabulary
@@ -80,7 +79,7 @@ class Causal(Objective):
         if settings.z_loss and not isinstance(model.lm, LMHead):
             raise ConfigError("an adaptive softmax has several denominators; set objective.z_loss to 0")
         remembers = settings.memory or settings.evaluation_memory
-        if remembers and isinstance(model.config.encoder.position, Absolute):
+        if remembers and not model.config.encoder.position.takes_memory:
             raise ConfigError(
                 "memory needs relative positions, because remembered states keep their old absolute positions; "
                 "set memory and evaluation_memory to 0"

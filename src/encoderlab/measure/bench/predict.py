@@ -210,7 +210,7 @@ class _Theirs(nn.Module):
         huggingface.save(model, place / "model")
         self.network = transformers.AutoModel.from_pretrained(place / "model").eval()
         encoder = model.config.encoder
-        self.reads_segments = encoder.types > 1 or getattr(encoder.position, "segments", False)
+        self.reads_segments = encoder.types > 1 or encoder.position.segments
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor, segments: torch.Tensor) -> torch.Tensor:
         more = {"token_type_ids": segments} if self.reads_segments else {}
