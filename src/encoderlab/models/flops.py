@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from encoderlab.models.base import ModelConfig
 from encoderlab.nn.architecture import EncoderConfig
 from encoderlab.nn.positions import Disentangled, RelativeShift, Shaw
-from encoderlab.nn.spanconv import DepthwiseSeparable, Light, SpanDynamic
 
 BACKWARD = 2  # times the forward pass
 
@@ -45,7 +44,7 @@ def forward(config: ModelConfig, length: int, *, predicted: float = 0.15, memory
 def layer_forward(encoder: EncoderConfig, length: int, memory: int = 0, layer: int = 0) -> dict[str, float]:
     """Operations per token of layer number ``layer`` (from 0), by part."""
     conv, width = encoder.conv_branch, encoder.width
-    heads, inner = encoder.attention_heads, encoder.attention_width
+    inner = encoder.attention_width
     branches = 1 if conv is None else 2
     parts = {
         "projections": 2.0 * width * (1 + branches) * inner + _keys_and_values(encoder, length, memory),
@@ -55,14 +54,7 @@ def layer_forward(encoder: EncoderConfig, length: int, memory: int = 0, layer: i
     if encoder.position.products:
         parts["positions"] = 2.0 * inner * _distances(encoder, length, memory) * encoder.position.products
     if conv is not None:
-        taps = 2.0 * conv.kernel
-        if isinstance(conv, DepthwiseSeparable):
-            parts["convolution"] = taps * width + 2.0 * width * inner
-        else:
-            value = 0.0 if isinstance(conv, SpanDynamic) and conv.share_value else 2.0 * width * inner
-            kernels = 0.0 if isinstance(conv, Light) else 2.0 * inner * heads * conv.kernel
-            span = taps * width + 2.0 * width * inner if isinstance(conv, SpanDynamic) else 0.0
-            parts["convolution"] = value + kernels + span + taps * inner
+        parts["convolution"] = conv.operations(width, inner, encoder.attention_heads)
     return parts
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
-from torch import nn
 
 from encoderlab.config import Bounded, Count, NonNegative, Rate
 from encoderlab.errors import ConfigError
@@ -234,6 +233,4 @@ class EncoderConfig(Bounded):
 
     def make_norm(self, width: int) -> Norm:
         """A norm for states of ``width``."""
-        if isinstance(self.normalization, LayerNormalization):
-            return nn.LayerNorm(width, eps=self.eps, bias=self.normalization.bias)
-        return nn.RMSNorm(width, eps=self.eps)
+        return self.normalization.make(width, self.eps)

@@ -22,7 +22,7 @@ from encoderlab.nn.embeddings import Embeddings
 from encoderlab.nn.feedforward import FeedForward
 from encoderlab.nn.kernels.cpu.layer import predict_layer
 from encoderlab.nn.noise import ATTENTION_OUTPUT, FF_HIDDEN, FF_OUTPUT, Noise
-from encoderlab.nn.norms import LayerNormalization, Norm, norm_bias
+from encoderlab.nn.norms import Norm, norm_bias
 from encoderlab.nn.packed import Packed, PackedLinear, linear
 from encoderlab.nn.positions import DisentangledTerm, RelativeShift, Rotary, counted, places, rotations
 from encoderlab.nn.scope import (
@@ -95,7 +95,7 @@ class Block(nn.Module):
         self, config: EncoderConfig, shared: Block | None = None, parts: Sequence[str] = (), *, first: bool = False
     ) -> None:
         super().__init__()
-        self.pre, self.center = config.pre, isinstance(config.normalization, LayerNormalization)
+        self.pre, self.center = config.pre, config.normalization.center
         self.eps, self.dropout = config.eps, config.dropout
         self.output_dropout = config.dropout if config.ff_output_dropout is None else config.ff_output_dropout
         if shared is not None and "attention" in parts:

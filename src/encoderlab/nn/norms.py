@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,10 @@ class LayerNormalization:
 
     kind: Literal["layer_norm"] = "layer_norm"
     bias: bool = True
+    center: ClassVar[bool] = True  # subtracts the mean
+
+    def make(self, width: int, eps: float) -> nn.LayerNorm:
+        return nn.LayerNorm(width, eps=eps, bias=self.bias)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +29,10 @@ class RootMeanSquare:
     """RMSNorm, ``x / sqrt(mean(x^2) + eps) * weight`` (Zhang and Sennrich, 2019)."""
 
     kind: Literal["rms_norm"] = "rms_norm"
+    center: ClassVar[bool] = False
+
+    def make(self, width: int, eps: float) -> nn.RMSNorm:
+        return nn.RMSNorm(width, eps=eps)
 
 
 Normalization = LayerNormalization | RootMeanSquare

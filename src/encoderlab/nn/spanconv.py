@@ -10,6 +10,7 @@ Windows are never unfolded: each tap is a shifted multiply-add, and a kernel doe
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -31,7 +32,7 @@ class Bottleneck(Bounded):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WindowedConvolution(Bounded):
+class WindowedConvolution(Bounded, ABC):
     """The fields of all convolutions next to attention."""
 
     head_ratio: Count = 2
@@ -42,6 +43,12 @@ class WindowedConvolution(Bounded):
         super().__post_init__()
         if self.kernel % 2 == 0:
             raise ConfigError(f"kernel {self.kernel} is even; a window centred on the token needs an odd one")
+
+    @abstractmethod
+    def operations(self, width: int, inner: int, heads: int) -> float:
+        """Operations per token of a forward pass from D = ``width`` to A = ``inner``, as
+        :mod:`encoderlab.models.flops` counts them.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,12 +63,19 @@ class SpanDynamic(WindowedConvolution):
     kind: Literal["span_dynamic"] = "span_dynamic"
     share_value: bool = False
 
+    def operations(self, width: int, inner: int, heads: int) -> float:
+        maps = width * inner * (1 if self.share_value else 2) + inner * heads * self.kernel
+        return 2.0 * (maps + self.kernel * (width + inner))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Dynamic(WindowedConvolution):
     """Dynamic convolution (Wu et al., 2019): the kernel of a token is a linear function of that token only."""
 
     kind: Literal["dynamic"] = "dynamic"
+
+    def operations(self, width: int, inner: int, heads: int) -> float:
+        return 2.0 * (width * inner + inner * heads * self.kernel + self.kernel * inner)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,12 +84,18 @@ class Light(WindowedConvolution):
 
     kind: Literal["light"] = "light"
 
+    def operations(self, width: int, inner: int, heads: int) -> float:
+        return 2.0 * (width * inner + self.kernel * inner)
+
 
 @dataclass(frozen=True, kw_only=True)
 class DepthwiseSeparable(WindowedConvolution):
     """One kernel per channel, then a map across channels (ConvBERT's table 2)."""
 
     kind: Literal["depthwise_separable"] = "depthwise_separable"
+
+    def operations(self, width: int, inner: int, heads: int) -> float:
+        return 2.0 * (self.kernel * width + width * inner)
 
 
 Branch = SpanDynamic | Dynamic | Light | DepthwiseSeparable  # convolutions that run next to attention
@@ -111,6 +131,7 @@ class ConvolutionHeads(nn.Module):
             self.value = nn.Linear(width, inner)
             self.weight = nn.Parameter(torch.empty(heads, config.kernel))
         else:
+            assert isinstance(config, DepthwiseSeparable), config
             self.depthwise = nn.Parameter(torch.empty(width, config.kernel))
             self.pointwise = nn.Linear(width, inner)
 
