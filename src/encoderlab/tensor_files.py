@@ -1,6 +1,6 @@
 """The header of a safetensors file: name, type, shape and place of every tensor.
 
-Layout of a file: the length of the header (8 bytes, little-endian), the header (JSON, padded with spaces to a multiple
+A file is the length of the header (8 bytes, little-endian), the header (JSON, padded with spaces to a multiple
 of 8 bytes), the tensors' bytes. The library ``safetensors`` can only write tensors that are all in memory; this module
 writes a large file part by part, and maps it without a copy.
 """

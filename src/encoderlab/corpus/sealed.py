@@ -32,7 +32,7 @@ class Damaged(DataError):
 
 
 def digest(value: Any) -> str:
-    """SHA-256 of plain data, independent of its layout as JSON and the order of its keys."""
+    """SHA-256 of plain data, independent of white space and of the order of keys."""
     return hashlib.sha256(json.dumps(finite(value), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

@@ -1,6 +1,6 @@
-"""Names and layouts of foreign weights as tables: one row per tensor, ours on the left, read in both directions.
+"""Names and shapes of foreign weights as tables: one row per tensor, ours on the left, read in both directions.
 
-A :class:`Rule` lists the foreign tensors that contain one of ours, and their layout. ``{layer}`` and ``{cluster}``
+A :class:`Rule` lists the foreign tensors that contain one of ours, and how they change. ``{layer}`` and ``{cluster}``
 stand for numbers; the attention maps of queries, keys and values are one tensor here (``qkv``) and usually three
 elsewhere.
 
@@ -21,7 +21,7 @@ from encoderlab.errors import DataError
 from encoderlab.interchange.files import check_precision
 from encoderlab.nn.architecture import EncoderConfig
 
-# Layouts --------------------------------------------------------------------------------------------------------------
+# Changes --------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

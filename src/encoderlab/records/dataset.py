@@ -18,7 +18,7 @@ _SPLIT_NAMES = {
     "validation": {"validation", "valid", "val", "dev"},
     "test": {"test", "testing", "eval", "evaluation"},
 }
-_LAYOUT = (".parquet", ".json", ".jsonl", ".csv", ".tsv")  # of the data files of a data set on the Hub
+_SUFFIXES = (".parquet", ".json", ".jsonl", ".csv", ".tsv")  # of the data files of a data set on the Hub
 
 
 def is_dataset(folder: Path) -> bool:
@@ -34,7 +34,7 @@ def labelled_files(folder: Path) -> dict[str, list[Path]]:
         return dataset_files(folder)
     if not folder.is_dir():
         return {}
-    files = [path for path in folder.rglob("*") if path.suffix.lower() in _LAYOUT and path.is_file()]
+    files = [path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES and path.is_file()]
     inside = [path for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
     splits = splits_of(inside)
     return splits if "train" in splits or "test" in splits else {}

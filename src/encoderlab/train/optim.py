@@ -1,7 +1,7 @@
 """AdamW, BERT's Adam without bias correction, LAMB and Muon; exemptions from weight decay, and learning rates by layer.
 
 State is the running averages ``exp_avg`` and ``exp_avg_sq`` under the parameter's name (for Muon's matrices only the
-first) and nothing else, so that the optimisers share one checkpoint layout. Under FSDP2 each process updates its own
+first) and nothing else, so that checkpoints of all optimisers look alike. Under FSDP2 each process updates its own
 shards.
 """
 

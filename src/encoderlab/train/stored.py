@@ -1,8 +1,8 @@
 """The tensors of a checkpoint, written by any number of processes: each is read on request, whole or in part.
 
-Files are safetensors in the layout of :class:`torch.distributed.checkpoint.HuggingFaceStorageWriter`: each process's
+Files are safetensors as written by :class:`torch.distributed.checkpoint.HuggingFaceStorageWriter`: each process's
 file has its parts of the tensors, and their places in the header. A file of a single process has whole tensors.
-That library's default layout is not used, because it stores the places in a pickle, and reading a pickle can run code.
+That library's default files are not used, because they store the places in a pickle, and reading a pickle can run code.
 """
 
 from __future__ import annotations
