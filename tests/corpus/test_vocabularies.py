@@ -1,0 +1,210 @@
+"""Existing vocabularies: files and folders of other libraries, broken files, odd fields."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from encoderlab.corpus import chunks
+from encoderlab.corpus.tokenizer import Tokenizer
+from encoderlab.errors import ConfigError, DataError
+from tests.corpus.trained import model_file, sample, write
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "the"]
+
+
+def test_vocab_txt_takes_case_from_the_folder_or_the_vocabulary(tmp_path: Path) -> None:
+    lines = "\n".join(WORDS[:8]) + "\n"
+    assert Tokenizer.load(write(tmp_path / "a", vocab__txt=lines)).encode("The CATS").ids.tolist() == [5, 6, 7]
+    cased = Tokenizer.load(write(tmp_path / "b", vocab__txt=lines, tokenizer_config__json={"do_lower_case": False}))
+    assert cased.encode("The cats").ids.tolist() == [1, 6, 7]
+    with_upper_case = write(tmp_path / "c", vocab__txt=lines + "The\n")
+    assert Tokenizer.load(with_upper_case).encode("The cats").ids.tolist() == [8, 6, 7]
+    assert Tokenizer.load(with_upper_case, lowercase=True).encode("The cats").ids.tolist() == [5, 6, 7]
+    with gzip.open(tmp_path / "vocab.txt.gz", "wt") as file:
+        file.write(lines)
+    assert Tokenizer.load(tmp_path / "vocab.txt.gz").encode("the cats").ids.tolist() == [5, 6, 7]
+    windows = write(tmp_path / "d", vocab__txt=lines.replace("\n", "\r\n"))
+    assert Tokenizer.load(windows).encode("the cats").ids.tolist() == [5, 6, 7]
+
+
+def byte_vocabulary(special: list[str]) -> dict[str, int]:
+    letters = sorted(chunks.tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    return {token: index for index, token in enumerate([*special, *letters, "Ġt", "he", "Ġthe"])}
+
+
+MERGES = "#version: 0.2\nĠ t\nh e\nĠt he\n"
+
+
+def test_vocab_json_with_merges_as_roberta_and_deberta_have_them(tmp_path: Path) -> None:
+    vocabulary = byte_vocabulary(["<s>", "<pad>", "</s>", "<unk>"])
+    vocabulary["<mask>"] = 265  # two ids before it have no token, as in the published file
+    roberta = Tokenizer.load(write(tmp_path / "roberta", vocab__json=vocabulary, merges__txt=MERGES))
+    assert (roberta.framing, roberta.vocab_size, roberta.special.mask) == ("roberta", 266, 265)
+    assert [roberta.token(index) for index in roberta.encode("a the").ids] == ["a", "Ġthe"]
+    assert roberta.token(263) == "madeupword0000"
+
+    vocabulary = byte_vocabulary(["[PAD]", "[CLS]", "[SEP]", "[UNK]"]) | {"[MASK]": 263}
+    folder = write(
+        tmp_path / "deberta", vocab__json=vocabulary, merges__txt=MERGES, config__json={"model_type": "deberta"}
+    )
+    deberta = Tokenizer.load(folder)
+    assert (deberta.framing, deberta.special.cls, deberta.special.mask) == ("bert", 1, 263)
+
+    bare = write(tmp_path / "gpt2", vocab__json=byte_vocabulary(["<|endoftext|>"]), merges__txt=MERGES)
+    with pytest.raises(DataError, match="lacks <pad>, <unk>, <s>, </s>, <mask>"):
+        Tokenizer.load(bare)
+    grown = Tokenizer.load(bare, add_special=True)
+    assert grown.special.all_special == tuple(range(260, 265))
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "no tokenizer in this folder"),
+        ({"vocab__txt": ""}, "empty"),
+        ({"vocab__txt": "[PAD]\n[UNK]\n[CLS]\n[SEP]\nthe\n"}, r"lacks \[MASK\], .* \(a line each in vocab.txt\)"),
+        ({"vocab__json": "{"}, "not valid JSON"),
+        ({"vocab__json": "[1]"}, "contains list"),
+        ({"vocab__json": {"a": "b"}, "merges__txt": ""}, "expected a mapping of tokens to ids"),
+        ({"vocab__json": {"a": 0, "b": 5000}, "merges__txt": ""}, "4999 ids of 5001 have no token"),
+        ({"vocab__json": {"a": 0}}, "merges.txt is missing"),
+        ({"vocab__json": {"a": 0}, "merges__txt": "a b c\n"}, "expected two tokens per line"),
+        ({"vocab__json": {"a": 0}, "merges__txt": "x y\n"}, "does not fit vocab.json"),
+        ({"tokenizer__json": {"model": {"type": "WordLevel"}}}, "a WordLevel tokenizer"),
+        ({"tokenizer__json": {"model": {"type": "BPE"}}}, "not a tokenizer"),
+        ({"spiece__model": "no model"}, "not a SentencePiece model"),
+        ({"vocab__txt": "\n".join(WORDS), "tokenizer_config__json": {"framing": "brt"}}, "did you mean 'bert'"),
+        ({"vocab__txt": "\n".join(WORDS), "added_tokens__json": {"<x>": 99}}, "'<x>' has id 99, expected"),
+        (
+            {"vocab__txt": "\n".join(WORDS), "added_tokens__json": {"<x>": 9, "<y>": "9"}},
+            "not a mapping of tokens to ids",
+        ),
+        ({"vocab__txt": "\n".join(WORDS), "tokenizer_config__json": {"do_lower_case": "no"}}, "expected true or false"),
+    ],
+)
+def test_broken_files_give_one_line(files: dict[str, object], message: str, tmp_path: Path) -> None:
+    with pytest.raises((DataError, ConfigError), match=message) as error:
+        Tokenizer.load(write(tmp_path / "x", **files))
+    assert "\n" not in str(error.value)
+    assert str(tmp_path / "x") in str(error.value)
+
+
+def test_binary_missing_and_truncated_files(trained: dict[str, Tokenizer], tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "vocab.bin").write_bytes(b"x")
+    packed = gzip.compress("\n".join(WORDS).encode())
+    (tmp_path / "cut.txt.gz").write_bytes(packed[:-12])
+    (tmp_path / "flipped.txt.gz").write_bytes(packed[:20] + bytes([packed[20] ^ 0xFF]) + packed[21:])
+    for name, message in (
+        ("vocab.txt", "not UTF-8 at byte 0"),
+        ("vocab.bin", "not a vocabulary"),
+        ("cut.txt.gz", "cannot be read"),
+        ("flipped.txt.gz", "cannot be read"),
+        ("nowhere", "no such file or folder"),
+    ):
+        with pytest.raises(DataError, match=message):
+            Tokenizer.load(tmp_path / name)
+    trained["bpe"].save(tmp_path / "whole")
+    text = (tmp_path / "whole" / "tokenizer.json").read_text(encoding="utf-8")
+    (tmp_path / "whole" / "tokenizer.json").write_text(text[: len(text) // 2], encoding="utf-8")
+    with pytest.raises(DataError, match="not valid JSON"):
+        Tokenizer.load(tmp_path / "whole")
+    with pytest.raises(ConfigError, match="did you mean 'albert'"):
+        Tokenizer.load(tmp_path, family="alberta")
+    with pytest.raises(ConfigError, match="leave lowercase=True out"):
+        Tokenizer.load(tmp_path / "whole", lowercase=True)
+
+
+def test_an_option_that_is_null_is_as_usual(tmp_path: Path) -> None:
+    nothing = {"do_lower_case": None, "strip_accents": None, "tokenize_chinese_chars": None}
+    bare, given = (
+        Tokenizer.load(write(tmp_path / name, vocab__txt="\n".join(WORDS), **more)).encode("The cats 生活")
+        for name, more in (("bare", {}), ("given", {"tokenizer_config__json": nothing}))
+    )
+    assert bare.ids.tolist() == given.ids.tolist()
+
+
+@pytest.mark.parametrize(
+    "fields", [b"\x1a\x02\x10\x01", b"\x12\x03\x1a\x01x", b"\x1a\x04\x12\x02xx"], ids=["map", "type", "broken map"]
+)
+def test_a_model_with_wrong_settings_is_refused(fields: bytes, trained: dict[str, Tokenizer], tmp_path: Path) -> None:
+    """A character map that is a number, a type of model that is a text, and a map that is none."""
+    (tmp_path / "spiece.model").write_bytes(model_file(trained["unigram"]) + fields)
+    with pytest.raises(DataError, match=r"spiece.model: not a SentencePiece model"):
+        Tokenizer.load(tmp_path / "spiece.model")
+
+
+def test_a_model_with_a_piece_without_text(trained: dict[str, Tokenizer], tmp_path: Path) -> None:
+    whole = model_file(trained["unigram"])
+    (tmp_path / "without.model").write_bytes(whole)
+    (tmp_path / "with.model").write_bytes(whole + b"\x0a\x02\x0a\x00")
+    one, two = (Tokenizer.load(tmp_path / name) for name in ("without.model", "with.model"))
+    assert two.token(two.vocab_size - 1) == ""
+    for text in sample():
+        assert one.encode(text).word_starts.tolist() == two.encode(text).word_starts.tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "key", "value", "message"),
+    [
+        ("bpe", "tokenizer_config.json", "pad_token", {"type": "AddedToken"}, "expected a text"),
+        ("bpe", "tokenizer_config.json", "framing", 3, "unknown framing 3"),
+        ("bpe", "tokenizer_config.json", "added_tokens_decoder", {"first": "<s>"}, "not a mapping of ids"),
+        ("unigram", "tokenizer.json", "unk_id", None, "names no unk_id"),
+        ("wordpiece", "tokenizer.json", "vocab", {}, r"its vocabulary lacks \[UNK\], the token for unknown words"),
+    ],
+)
+def test_odd_fields_give_one_line(
+    name: str, file: str, key: str, value: object, message: str, trained: dict[str, Tokenizer], tmp_path: Path
+) -> None:
+    trained[name].save(tmp_path)
+    data = json.loads((tmp_path / file).read_text())
+    (data if key in data or key == "added_tokens_decoder" else data["model"])[key] = value
+    (tmp_path / file).write_text(json.dumps(data))
+    with pytest.raises(DataError, match=message) as caught:
+        Tokenizer.load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_two_tokens_with_one_id_are_refused(trained: dict[str, Tokenizer], tmp_path: Path) -> None:
+    """Only one of them would have a name, and the other's words would be read as its."""
+    for name in ("wordpiece", "bpe"):
+        trained[name].save(tmp_path / name)
+        data = json.loads((tmp_path / name / "tokenizer.json").read_text())
+        *_, one, other = data["model"]["vocab"]
+        data["model"]["vocab"][other] = data["model"]["vocab"][one]
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps(data))
+        with pytest.raises(DataError, match="have one id, "):
+            Tokenizer.load(tmp_path / name)
+
+
+def test_special_tokens_take_the_space_before_them_as_the_file_says(
+    trained: dict[str, Tokenizer], tmp_path: Path
+) -> None:
+    tokenizer = trained["bpe-deberta"]
+    tokenizer.save(tmp_path)
+    text, mask = "the [MASK] of", tokenizer.special.mask
+    assert tokenizer.id("Ġ") not in tokenizer.encode(text).ids
+    data = json.loads((tmp_path / "tokenizer.json").read_text())
+    for token in data["added_tokens"]:
+        token["lstrip"] = False
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data))
+    ids = Tokenizer.load(tmp_path).encode(text).ids.tolist()
+    assert ids[ids.index(mask) - 1] == tokenizer.id("Ġ")
+
+
+@pytest.mark.parametrize("name", ["bpe", "wordpiece"])
+def test_ids_without_a_token(name: str, trained: dict[str, Tokenizer], tmp_path: Path) -> None:
+    tokenizer = trained[name]
+    tokenizer.save(tmp_path)
+    data = json.loads((tmp_path / "tokenizer.json").read_text())
+    gap = max(data["model"]["vocab"].values()) + 5
+    data["model"]["vocab"]["zebra"] = gap
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data))
+    again = Tokenizer.load(tmp_path)
+    assert again.vocab_size == gap + 1 and again.token(gap - 1) == ""
+    assert again.encode("the text").word_starts.tolist() == tokenizer.encode("the text").word_starts.tolist()
