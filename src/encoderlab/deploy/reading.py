@@ -14,7 +14,8 @@ from encoderlab.inference import BATCH_TOKENS, by_length
 from encoderlab.model import Model
 from encoderlab.tasks.forms.base import Form
 from encoderlab.tasks.forms.batching import Encoded, Item
-from encoderlab.tasks.forms.span import Candidates, SpanForm
+from encoderlab.tasks.forms.best_spans import Candidates
+from encoderlab.tasks.forms.span import SpanForm
 from encoderlab.tasks.forms.texts import TextForm
 
 

@@ -16,10 +16,11 @@ from encoderlab.interchange.load import find_tokenizer
 from encoderlab.tasks.data import suites
 from encoderlab.tasks.data.task import Answer, Choice, Question, TaggedWords, Task, Text
 from encoderlab.tasks.forms.base import FormSettings
+from encoderlab.tasks.forms.best_spans import Candidates, average_answers
 from encoderlab.tasks.forms.choice import ChoiceForm, ChoiceSettings
 from encoderlab.tasks.forms.classification import ClassificationForm, ClassificationSettings
 from encoderlab.tasks.forms.regression import RegressionForm
-from encoderlab.tasks.forms.span import Candidates, SpanForm, SpanSettings, average_answers
+from encoderlab.tasks.forms.span import SpanForm, SpanSettings
 from encoderlab.tasks.forms.tagging import TaggingForm, TaggingSettings, first_tokens
 from encoderlab.tasks.scoring.answers import cmrc, squad
 from tests.tasks.tiny import tokenizer

@@ -14,8 +14,9 @@ from encoderlab.interchange import folder as folders
 from encoderlab.tasks.data import suites
 from encoderlab.tasks.data.readers import Columns
 from encoderlab.tasks.data.splits import completed
+from encoderlab.tasks.forms.best_spans import average_answers
 from encoderlab.tasks.forms.objective import form_of, with_head
-from encoderlab.tasks.forms.span import SpanForm, average_answers
+from encoderlab.tasks.forms.span import SpanForm
 from encoderlab.tasks.forms.table import FORMS
 from encoderlab.tasks.runs.apply import predictor_of
 from encoderlab.tasks.runs.folder import write_task

@@ -15,7 +15,7 @@ from encoderlab.deploy.serve.explain import Explainer, Method, Target, TokenRow
 from encoderlab.deploy.serve.texts import Refused, words_of
 from encoderlab.interchange.heads import NUMBER
 from encoderlab.tasks.data.examples import Question, TaggedWords
-from encoderlab.tasks.forms.span import Window
+from encoderlab.tasks.forms.best_spans import Window
 
 if TYPE_CHECKING:
     from encoderlab.deploy.serve.service import Service

@@ -21,7 +21,7 @@ from encoderlab.tasks.data.examples import naming_the_longest
 from encoderlab.tasks.data.task import Split
 from encoderlab.tasks.forms.base import Form
 from encoderlab.tasks.forms.batching import Encoded, Item
-from encoderlab.tasks.forms.span import Window
+from encoderlab.tasks.forms.best_spans import Window
 
 LEAST = 1000  # items; for fewer no file is written, because encoding takes a tenth of a second
 

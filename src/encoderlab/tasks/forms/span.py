@@ -1,14 +1,13 @@
-"""Questions answered by a span of a passage: windows, three heads, n-best decoding, the null score (SQuAD 1.1 and 2.0).
+"""Questions answered by a span of a passage: windows, losses of three heads, scores (SQuAD 1.1 and 2.0).
 
 Differs from the reference code in how spans are found: the tokens' offsets into the passage give exactly the tokens
-that an answer covers, and the text of a span of tokens, so neither a search for the best sub-span nor a re-alignment of
-decoded text is needed.
+that an answer covers, so no best sub-span is searched for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,8 +26,16 @@ from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Term
 from encoderlab.tasks.data.examples import Answer, Example, Question, Split, in_parts
 from encoderlab.tasks.data.readers import Squad
-from encoderlab.tasks.forms.base import Answers, Form, FormSettings, Network, Predictions, Scores, log_softmax
-from encoderlab.tasks.forms.batching import Encoded, Item, TaskBatch
+from encoderlab.tasks.forms.base import Answers, Form, FormSettings, Network, Predictions, Scores
+from encoderlab.tasks.forms.batching import Item, TaskBatch
+from encoderlab.tasks.forms.best_spans import (
+    BestSpans,
+    Candidates,
+    Window,
+    answered,
+    average_answers,
+    best_texts,
+)
 from encoderlab.tasks.scoring import answers
 from encoderlab.tasks.scoring.analysis import Mistake, texts_of
 from encoderlab.tasks.scoring.baselines import no_answer, overlapping_sentence
@@ -39,52 +46,6 @@ if TYPE_CHECKING:
 NULLABLE = ("answer", "no_answer")  # the labels of a task with unanswerable questions
 WINDOWS = 2048  # of which the outputs are in memory at a time
 QUESTIONS, CHARACTERS = 2048, 1 << 20  # that are tokenized together
-
-
-@dataclass(frozen=True, slots=True)
-class Window(Encoded):
-    """A sequence of a question and k tokens of its passage.
-
-    Attributes:
-        start: place of the first token of the passage in the sequence.
-        offsets: (k, 2) first character of each token in the passage, and one past its last.
-        central: (k,) whether this window gives a token the most context; answers start only at such tokens.
-    """
-
-    start: int = 0
-    offsets: np.ndarray = field(default_factory=lambda: np.zeros((0, 2), np.int32))
-    central: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
-
-
-@dataclass(frozen=True, slots=True)
-class Candidates:
-    """A head's result for a window: places of the best starts (s,), of the best ends for each (s, e), and their scores.
-
-    With ``absolute`` the null score is the log-odds of "no answer" (heads with answerability), otherwise the score of
-    the summary token as a span, which means "no answer".
-    """
-
-    starts: np.ndarray
-    start_scores: np.ndarray
-    ends: np.ndarray
-    end_scores: np.ndarray
-    null: float
-    absolute: bool
-
-
-@dataclass
-class _Found:
-    """The best answers to a question in the windows read so far.
-
-    Attributes:
-        spans: by text, the best first: negative score, first character, and one past the last.
-        null: the smallest null score; None before the first window.
-        absolute: as in :class:`Candidates`.
-    """
-
-    spans: dict[str, tuple[float, int, int]] = field(default_factory=dict)
-    null: float | None = None
-    absolute: bool = False
 
 
 @dataclass(frozen=True)
@@ -456,76 +417,29 @@ class SpanForm(Form):
 
     def predicted(self, examples: Sequence[Any], outputs: Callable[[Sequence[Item]], Sequence[Any]]) -> Predictions:
         """As the base class; windows are made and computed :data:`WINDOWS` at a time, however long a passage is."""
-        found, windows = [_Found() for _ in examples], self._items(examples)
+        found, windows = [BestSpans() for _ in examples], self._items(examples)
         while part := list(islice(windows, WINDOWS)):
             self._add(found, part, outputs(part), examples)
         return self._answered(found, examples)
 
     def decode(self, items: Sequence[Item], outputs: Sequence[Any], examples: Sequence[Example]) -> Predictions:
-        found = [_Found() for _ in examples]
+        found = [BestSpans() for _ in examples]
         self._add(found, items, outputs, examples)
         return self._answered(found, examples)
 
     def _add(
-        self, found: Sequence[_Found], items: Sequence[Item], outputs: Sequence[Any], examples: Sequence[Example]
+        self, found: Sequence[BestSpans], items: Sequence[Item], outputs: Sequence[Any], examples: Sequence[Example]
     ) -> None:
         """Add the answers in the windows ``items`` to those found so far."""
         for item, candidates in zip(items, outputs, strict=True):
-            window, question, best = item.sequences[0], examples[item.example], found[item.example]
+            window, question = item.sequences[0], examples[item.example]
             assert isinstance(window, Window) and isinstance(question, Question)
-            best.null = candidates.null if best.null is None else min(best.null, candidates.null)
-            best.absolute = candidates.absolute
-            best.spans = self._best_spans(best.spans, question.passage, window, candidates)
+            limits = {"count": self.settings.n_best, "answer_length": self.settings.answer_length}
+            found[item.example].add(window, question.passage, candidates, **limits)
 
-    def _answered(self, found: Sequence[_Found], examples: Sequence[Example]) -> Predictions:
-        values, details, odds, nbest = [], [], {}, {}
-        for example, answer in zip(examples, found, strict=True):
-            spans: list[dict[str, Any]] = [
-                {"text": text, "score": -negative, "start": begin, "end": end}
-                for text, (negative, begin, end) in answer.spans.items()
-            ]
-            null, best = answer.null or 0.0, spans[0]["score"] if spans else 0.0
-            odds[example.id] = null if answer.absolute else null - best
-            if self.nullable or not spans:
-                spans.append({"text": "", "score": best + null if answer.absolute else null})
-            probability = np.exp(log_softmax(np.array([span["score"] for span in spans])))
-            for span, share in zip(spans, probability, strict=True):
-                span["probability"] = float(share)
-            empty = self.nullable and odds[example.id] > self.threshold
-            values.append("" if empty else spans[0]["text"])
-            details.append({"score": float(probability[-1 if empty else 0])})
-            nbest[example.id] = spans
-        return Predictions(
-            values=values,
-            details=details,
-            null_odds=odds if self.nullable else None,
-            nbest=nbest,
-            threshold=self.threshold,
-        )
-
-    def _best_spans(
-        self, best: dict[str, tuple[float, int, int]], passage: str, window: Window, candidates: Candidates
-    ) -> dict[str, tuple[float, int, int]]:
-        """The n best distinct texts of ``best`` and a further window; a text counts where its score is best."""
-        starts, ends = candidates.starts - window.start, candidates.ends - window.start
-        size = len(window.offsets)
-        legal = (starts >= 0) & (starts < size)
-        legal &= window.central[np.where(legal, starts, 0)] if size else False
-        length = ends - starts[:, None] + 1
-        i, j = np.nonzero(legal[:, None] & (ends < size) & (length >= 1) & (length <= self.settings.answer_length))
-        scores = candidates.start_scores[i] + candidates.end_scores[i, j]
-        begins, stops = window.offsets[starts[i], 0], window.offsets[ends[i, j], 1]
-        best, most, texts = dict(best), self.settings.n_best, set[str]()
-        last = [*best.values()][-1] if len(best) == most else (np.inf,)
-        for k in np.lexsort((stops, begins, -scores)):
-            key = -float(scores[k]), int(begins[k]), int(stops[k])
-            if key > last or len(texts) == most:
-                break
-            text = passage[key[1] : key[2]].strip()
-            if text and text not in texts:
-                texts.add(text)
-                best[text] = min(key, best.get(text, key))
-        return dict(sorted(best.items(), key=lambda item: item[1])[:most])
+    def _answered(self, found: Sequence[BestSpans], examples: Sequence[Example]) -> Predictions:
+        ids = [example.id for example in examples]
+        return answered(found, ids, nullable=self.nullable, threshold=self.threshold)
 
     # The threshold of "no answer"
 
@@ -555,27 +469,6 @@ class SpanForm(Form):
         return average_answers(predictions, float(np.mean([member.threshold for member in predictions])))
 
 
-def average_answers(members: Sequence[Predictions], threshold: float = 0.0) -> Predictions:
-    """An ensemble's answers from the mean of the members' probabilities of each text, and of their null odds."""
-    values, details, nbest, odds = [], [], {}, {}
-    for key in members[0].nbest or {}:
-        total: dict[str, float] = {}
-        for member in members:
-            for span in (member.nbest or {})[key]:
-                total[span["text"]] = total.get(span["text"], 0.0) + span["probability"] / len(members)
-        ranked = sorted(total.items(), key=lambda pair: -pair[1])
-        nbest[key] = [{"text": text, "score": float(np.log(p + 1e-30)), "probability": p} for text, p in ranked]
-        best = next(((text, p) for text, p in ranked if text), ("", 0.0))
-        if members[0].null_odds is not None:
-            odds[key] = float(np.mean([(member.null_odds or {})[key] for member in members]))
-            if odds[key] > threshold:
-                best = ("", total.get("", 0.0))
-        values.append(best[0])
-        details.append({"score": best[1]})
-    null_odds = odds if members[0].null_odds is not None else None
-    return Predictions(values=values, details=details, nbest=nbest, null_odds=null_odds, threshold=threshold)
-
-
 def best_threshold(task: Task, examples: Sequence[Example], predictions: Predictions) -> float:
     """The threshold on the null odds with the best F1 of ``examples``.
 
@@ -591,11 +484,6 @@ def best_threshold(task: Task, examples: Sequence[Example], predictions: Predict
     return (
         threshold + min((odds for odds in predictions.null_odds.values() if odds > threshold), default=threshold)
     ) / 2
-
-
-def best_texts(predictions: Predictions) -> list[str]:
-    """The best answer to every question, ignoring the threshold, for a search for thresholds."""
-    return [next((span["text"] for span in spans if span["text"]), "") for spans in (predictions.nbest or {}).values()]
 
 
 def _tokens_of(answer: Answer, passage: Encoding) -> tuple[int, int] | None:
