@@ -1,5 +1,7 @@
 """Learning-rate schedules: each gives the share of the peak rate after ``spent`` of a budget of ``total``.
 
+The loop multiplies it with ``optim.lr`` (:meth:`encoderlab.train.loop._Run._step`).
+
 The unit is the budget's (steps, tokens, FLOPs or hours), so the rate decays to the end of the budget. ``warmup`` is a
 share of the budget, or a number of steps if it is at least 1 (for a budget in steps). The first update has ``spent`` 0,
 as in the reference codes, and the last one of a budget of T steps has T - 1. Below, t is ``spent``, T ``total`` and w
