@@ -303,11 +303,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "format.reuse to 64",
     ),
     "hardly any context": ("xlnet-mini", {"phases": (Phase(length=72, rows=8),)}, "too little context"),
-    "repeated streams": ("transformer-xl-mini", {"duplicates": 10}, "null for streams"),
+    "repeated streams": ("transformer-xl-mini", {"duplicates": 10}, "set duplicates to null"),
     "mask decoder on absolute positions": (
         "bert-mini",
         {"model": replace(models.config("bert-mini"), mask_decoder=512)},
-        "encoder with relative positions",
+        "needs disentangled positions",
     ),
     "permutation on absolute positions": (
         "xlnet-mini",

@@ -39,7 +39,7 @@ class Batch:
 
     @property
     def documents(self) -> Tensor | None:
-        """``doc`` for an encoder: None if every row is one document without padding."""
+        """``doc`` (B, L) for an encoder: None if every row is one document without padding."""
         return self.doc if bool(self.on_host.doc.any()) else None
 
     @property
@@ -62,9 +62,9 @@ class Batch:
         return rows if self.host is None else replace(rows, host=self.host.slice(start, stop))
 
     def find(self, mark: Callable[[Self], Tensor]) -> tuple[Tensor, ...]:
-        """The indices at which ``mark(batch)`` is True, as ``nonzero(as_tuple=True)`` returns them.
+        """The indices at which ``mark(batch)`` is True, (S,) for each of its axes.
 
-        Computed on the host's copy: the number of indices is a shape, so on a device it would wait for the device.
+        Computed on the host's copy: S is a shape, so computing it on a device would wait for the device.
         """
         return self.bring(mark(self.on_host).nonzero().T.contiguous()).unbind()
 
@@ -93,12 +93,7 @@ def send(tensor: Tensor, device: torch.device | str) -> Tensor:
     return tensor.to(device, non_blocking=True)
 
 
-def collate(
-    rows: Sequence[Row],
-    *,
-    pad: int,
-    ids: Sequence[np.ndarray] | None = None,
-) -> Batch:
+def collate(rows: Sequence[Row], *, pad: int, ids: Sequence[np.ndarray] | None = None) -> Batch:
     """Rows as one batch, padded on the right to the longest, with the labels of the rows as (B,) int64.
 
     Args:
@@ -107,12 +102,11 @@ def collate(
         ids: ids to show instead of the rows' own, one array per row (for example after corruption).
     """
     shown = [row.ids for row in rows] if ids is None else ids
-    names = rows[0].labels
     return Batch(
         ids=stack(shown, pad),
         doc=stack([row.doc for row in rows], -1, dtype=np.int32),
         segments=stack([row.segments for row in rows], 0),
-        labels={name: torch.tensor([row.labels[name] for row in rows]) for name in names},
+        labels={name: torch.tensor([row.labels[name] for row in rows]) for name in rows[0].labels},
         rows=torch.tensor([row.number for row in rows]),
     )
 

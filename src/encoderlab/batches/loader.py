@@ -199,7 +199,7 @@ class Loader:
         length: of a row, in tokens.
         framing: the special tokens around texts.
         seed: of the run; it alone determines the rows and their order.
-        batch_rows: rows of the global batch, or a function from step to rows (a ramp). Constant for streams.
+        batch_rows: rows of the global batch.
         rank, world: this process and the number of processes; rank r has the rows from ``n * r // world`` up to
             ``n * (r + 1) // world`` of a batch of n.
         state: of an earlier loader, to continue from there.
@@ -221,7 +221,7 @@ class Loader:
         *,
         framing: Framing,
         seed: int,
-        batch_rows: int | Callable[[int], int],
+        batch_rows: int,
         rank: int = 0,
         world: int = 1,
         state: dict[str, int] | None = None,
@@ -233,8 +233,7 @@ class Loader:
     ) -> None:
         assert 0 <= rank < world, (rank, world)
         self.rank, self.world, self.epochs, self.ahead, self.transform = rank, world, epochs, ahead, transform
-        self._place = LoaderPlace(**state) if state else LoaderPlace()
-        self._size: Callable[[int], int] = batch_rows if callable(batch_rows) else lambda step: batch_rows
+        self.batch_rows, self._place = batch_rows, LoaderPlace(**state) if state else LoaderPlace()
         if corpus.num_tokens == 0 or (epochs is None and corpus.num_tokens < length - framing.pair):
             raise DataError(
                 f"corpus of {corpus.num_tokens:,} tokens is shorter than one row of {length}; "
@@ -242,7 +241,6 @@ class Loader:
             )
         self.order: Shuffled | Streams
         if isinstance(format, StreamFormat):
-            assert not callable(batch_rows), "streams need a constant number of rows"
             self.order = Streams(corpus, format, length, framing, seed, batch_rows)
         else:
             self.order = Shuffled(
@@ -293,7 +291,7 @@ class Loader:
 
     def _batch(self, place: LoaderPlace) -> tuple[list[Row], LoaderPlace]:
         """This rank's rows of the next batch; empty if the last batch has fewer rows than ranks."""
-        references, after = self.order.take(place, self._size(place.step), self.epochs)
+        references, after = self.order.take(place, self.batch_rows, self.epochs)
         total = len(references)
         if total < self.world:
             if self.epochs is None:

@@ -23,6 +23,8 @@ from encoderlab.config import Share
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.ranges import aranges
 
+LONG = 1 << 16  # tokens that are read of a longer document for a random B
+
 
 def _uniforms(rng: Generator) -> Callable[[], float]:
     """Draws from [0, 1) at 40 nanoseconds each, a tenth of what a call of the generator takes."""
@@ -135,9 +137,6 @@ def _random_text(corpus: Documents, other_than: int, room: int, uniform: Callabl
     start = int(sentences[int(uniform() * len(sentences))]) if len(sentences) else begin
     end = int(np.searchsorted(sentences, start + max(room, 1)))
     return number, start, int(sentences[end]) if end < len(sentences) else min(length, begin + LONG)
-
-
-LONG = 1 << 16  # tokens
 
 
 def _pair_plan(rows: list[tuple[int, ...]], room: int, rng: Generator, label: str) -> Plan:
@@ -423,8 +422,6 @@ def _best_fit(sizes: np.ndarray, room: int) -> np.ndarray:
         used |= 1 << (free - size)
     return row
 
-
-# ---
 
 RowFormat = SegmentPairs | SentencePairs | ElectraSegments | FullSentences | Chunks | SingleDocuments | PackedDocuments
 """A format of shuffled rows. Its ``plan(corpus, documents, rng, framing, length)`` makes the rows of one block from the

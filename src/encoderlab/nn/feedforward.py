@@ -91,7 +91,7 @@ class FeedForward(nn.Module):
         return change if bias is None else change + bias
 
     def without_bias(self, x: Tensor, seeds: Tensor | None, site: int) -> tuple[Tensor, Tensor | None]:
-        """The result without b_2, and b_2, so that the caller can fuse the addition with the next operation."""
+        """The result without b_2 (B, L, D), and b_2 (D,) or None, which the caller adds with its next operation."""
         up, down = self.up, self.down
         fast = self.norm is None and self.act in ("gelu", "gelu_tanh")
         if fast and isinstance(up, nn.Linear) and isinstance(down, nn.Linear):

@@ -339,7 +339,7 @@ def rotations(places: Tensor, width: int, theta: float) -> Tensor:
 
 
 def log_bucket(distance: Tensor, buckets: int, span: int) -> Tensor:
-    """DeBERTa v2's bucket of signed distances: linear up to ``buckets / 2``, then logarithmic up to the span.
+    """DeBERTa v2's bucket of signed distances (P,): linear up to ``buckets / 2``, then logarithmic up to the span.
 
     ``sign(d) * (mid + ceil(ln(|d| / mid) / ln((span - 1) / mid) * (mid - 1)))`` for ``|d| > mid = buckets / 2``. The
     clamp is in the original code; ``transformers`` does not clamp and differs where |d| >= span.

@@ -94,7 +94,7 @@ class Scope:
         return replace(self, reach=self.nearby.reach, rotation=self.nearby.rotation)
 
     def seen(self, keys: int) -> tuple[Tensor | None, int | None]:
-        """``visible`` and ``reach`` for attention to ``keys`` keys.
+        """``visible`` (B|1, 1, L, M) and ``reach`` for attention to M = ``keys`` keys.
 
         For queries at chosen places (``at``), the reach becomes part of the mask.
         """
@@ -162,11 +162,7 @@ def with_itself(mask: Tensor, remembered: int) -> Tensor:
     return mask | F.pad(torch.eye(length, dtype=torch.bool, device=mask.device), (remembered, 0))
 
 
-def _same(doc: Tensor) -> Tensor:
-    return torch.empty_like(doc)
-
-
-@operation(_same)
+@operation(torch.empty_like)
 def checked_documents(doc: Tensor) -> Tensor:
     """A copy of ``doc`` (B, L), checked: every document is contiguous, because positions restart where a document
     starts.

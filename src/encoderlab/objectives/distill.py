@@ -24,7 +24,7 @@ from encoderlab.nn.encoder import States
 from encoderlab.nn.heads import LMHead
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Losses, Memory, Objective, Settings, Term
-from encoderlab.objectives.mlm import Masker, lm_term, predicted, require_weight, tokens
+from encoderlab.objectives.mlm import Masker, asked, lm_term, predicted, require_weight, tokens
 from encoderlab.objectives.vocabulary import Vocabulary
 from encoderlab.seeds import derive
 
@@ -154,7 +154,7 @@ class Distill(Objective):
         return self.masker(rows, seed)
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        settings, masked = self.settings, int((batch.labels["positions"] >= 0).sum())
+        settings, masked = self.settings, int(asked(batch).sum())
         counts = {}
         if settings.logits_weight:
             counts["logits"] = batch.num_tokens if settings.at == "real" else masked

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from encoderlab.batches.batch import IGNORE, Batch, collate, stack
+from encoderlab.batches.batch import Batch
 from encoderlab.batches.corrupt import Corrupted, Masking
 from encoderlab.batches.rows import Row
 from encoderlab.config import NonNegative, OpenShare
@@ -19,11 +19,10 @@ from encoderlab.errors import ConfigError
 from encoderlab.model import Model
 from encoderlab.models import flops
 from encoderlab.models.base import ModelConfig
-from encoderlab.nn.encoder import Chosen
 from encoderlab.nn.heads import LMHead
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Losses, Memory, Objective, Settings
-from encoderlab.objectives.mlm import Masker, lm_term
+from encoderlab.objectives.mlm import Masker, asked, lm_term, predicted
 from encoderlab.objectives.vocabulary import Vocabulary
 
 
@@ -81,8 +80,7 @@ class Hybrid(Objective):
             )
         if model.pair is not None:
             raise ConfigError("causal rows have no summary of a pair of texts; set model.pair to false")
-        self.model, self.settings, self.pad = model, settings, vocabulary.pad
-        self.corruptor = Masker(settings.masking, vocabulary).corruptor
+        self.model, self.settings, self.masker = model, settings, Masker(settings.masking, vocabulary)
 
     def is_causal(self, row: Row) -> bool:
         """Whether the row is read from left to right."""
@@ -91,13 +89,11 @@ class Hybrid(Objective):
 
     def make_batch(self, rows: list[Row], *, seed: int) -> Batch:
         causal = [self.is_causal(row) for row in rows]
-        asked = [
-            _with_token_before(row, _every_token(row) if left_to_right else hidden)
-            for row, left_to_right, hidden in zip(rows, causal, self.corruptor(rows, seed), strict=True)
+        hidden = [
+            _with_token_before(row, _every_token(row) if left_to_right else masked)
+            for row, left_to_right, masked in zip(rows, causal, self.masker.corruptor(rows, seed), strict=True)
         ]
-        batch = collate(rows, pad=self.pad, ids=[row.ids for row in asked])
-        batch.labels["positions"] = stack([row.positions for row in asked], -1)
-        batch.labels["targets"] = stack([row.targets for row in asked], IGNORE)
+        batch = self.masker.batch(rows, hidden)
         batch.labels["causal"] = torch.tensor(causal)
         return batch
 
@@ -113,17 +109,15 @@ class Hybrid(Objective):
         states = model.encoder(batch.ids, doc=batch.documents, segments=batch.segments, visible=visible, noise=noise)
         terms = {}
         for name, weight in (("mlm", 1 - self.settings.causal), ("lm", self.settings.causal)):
-            rows, slots = batch.find(partial(_asked, causal=name == "lm"))
-            chosen = Chosen(batch.labels["positions"].clamp(min=0), rows, slots)
-            targets, x = batch.labels["targets"][rows, slots], model.token_states(states, chosen, noise)
-            term = lm_term(model, x, targets, z_loss=self.settings.z_loss)
+            chosen, targets = predicted(batch, partial(_asked, causal=name == "lm"))
+            term = lm_term(model, model.token_states(states, chosen, noise), targets, z_loss=self.settings.z_loss)
             terms[name] = replace(term, weight=weight)
         return terms, None
 
 
 def _asked(batch: Batch, *, causal: bool) -> Tensor:
     """Which slots of ``positions`` (B, T) are predicted places of rows of one kind."""
-    return (batch.labels["positions"] >= 0) & (batch.labels["causal"] == causal)[:, None]
+    return asked(batch) & (batch.labels["causal"] == causal)[:, None]
 
 
 def _every_token(row: Row) -> Corrupted:
@@ -132,7 +126,7 @@ def _every_token(row: Row) -> Corrupted:
     return Corrupted(row.ids, positions, row.ids[positions])
 
 
-def _with_token_before(row: Row, asked: Corrupted) -> Corrupted:
-    """``asked`` without the places that have no token of the same document before them."""
-    follows = np.append(False, row.doc[1:] == row.doc[:-1])[asked.positions]
-    return replace(asked, positions=asked.positions[follows], targets=asked.targets[follows])
+def _with_token_before(row: Row, hidden: Corrupted) -> Corrupted:
+    """``hidden`` without the places that have no token of the same document before them."""
+    follows = np.append(False, row.doc[1:] == row.doc[:-1])[hidden.positions]
+    return replace(hidden, positions=hidden.positions[follows], targets=hidden.targets[follows])

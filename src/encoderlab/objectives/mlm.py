@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from encoderlab.batches.batch import IGNORE, Batch, collate, stack
-from encoderlab.batches.corrupt import Corruptor, Masking
+from encoderlab.batches.corrupt import Corrupted, Corruptor, Masking
 from encoderlab.batches.loader import Format
 from encoderlab.batches.pack import SegmentPairs
 from encoderlab.batches.rows import Row
@@ -103,16 +103,24 @@ class Masker:
         )
 
     def __call__(self, rows: list[Row], seed: int) -> Batch:
-        hidden = self.corruptor(rows, seed)
+        return self.batch(rows, self.corruptor(rows, seed))
+
+    def batch(self, rows: list[Row], hidden: list[Corrupted]) -> Batch:
+        """The batch that shows ``hidden``, one for each of the ``rows``, and asks for its targets."""
         batch = collate(rows, pad=self.pad, ids=[c.ids for c in hidden])
         batch.labels["positions"] = stack([c.positions for c in hidden], -1)
         batch.labels["targets"] = stack([c.targets for c in hidden], IGNORE)
         return batch
 
 
-def predicted(batch: Batch) -> tuple[Chosen, Tensor]:
-    """The places of the predicted tokens, and their targets (S,)."""
-    rows, slots = batch.find(lambda known: known.labels["positions"] >= 0)
+def asked(batch: Batch) -> Tensor:
+    """Which slots of the label ``positions`` are predicted tokens and not padding, (B, T)."""
+    return batch.labels["positions"] >= 0
+
+
+def predicted(batch: Batch, mark: Callable[[Batch], Tensor] = asked) -> tuple[Chosen, Tensor]:
+    """The places of the predicted tokens that ``mark`` marks (B, T), and their targets (S,)."""
+    rows, slots = batch.find(mark)
     chosen = Chosen(batch.labels["positions"].clamp(min=0), rows, slots)
     return chosen, batch.labels["targets"][rows, slots]
 
@@ -164,7 +172,7 @@ class MLM(Objective):
         return self.masker(rows, seed)
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        counts = {"mlm": int((batch.labels["positions"] >= 0).sum())}
+        counts = {"mlm": int(asked(batch).sum())}
         if self.model.pair is not None and (label := pair_label(batch)):
             counts[label] = len(batch)
         return counts

@@ -24,7 +24,7 @@ from encoderlab.nn.heads import LMHead
 from encoderlab.nn.noise import Noise
 from encoderlab.nn.positions import RelativeShift
 from encoderlab.objectives.base import Losses, Memory, Objective, Settings, carried, check_continued
-from encoderlab.objectives.mlm import lm_term
+from encoderlab.objectives.mlm import asked, lm_term
 from encoderlab.objectives.vocabulary import Vocabulary
 from encoderlab.seeds import generator
 
@@ -103,7 +103,7 @@ class Permutation(Objective):
         return batch
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        return {"plm": int((batch.labels["positions"] >= 0).sum())}
+        return {"plm": int(asked(batch).sum())}
 
     def forward(self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None) -> Losses:
         model, settings, labels = self.model, self.settings, batch.labels
@@ -138,6 +138,6 @@ class Permutation(Objective):
             memory=memory,
             noise=noise,
         )
-        rows, slots = batch.find(lambda known: known.labels["positions"] >= 0)
+        rows, slots = batch.find(asked)
         term = lm_term(model, predicted[rows, slots], labels["targets"][rows, slots])
         return {"plm": term}, update_memory(memory, states.layers, settings.memory, reuse=settings.reuse or None)

@@ -26,14 +26,7 @@ from encoderlab.nn.kernels.plain import draw
 from encoderlab.nn.noise import Noise, stream
 from encoderlab.nn.positions import document_starts
 from encoderlab.objectives.base import Losses, Memory, Objective, Settings, Term, masked_operations
-from encoderlab.objectives.mlm import (
-    Masker,
-    check_stem,
-    predicted,
-    require_weight,
-    token_term,
-    tokens,
-)
+from encoderlab.objectives.mlm import Masker, asked, check_stem, predicted, require_weight, token_term, tokens
 from encoderlab.objectives.vocabulary import Vocabulary
 
 Sharing = Literal["block", "tables", "none", "disentangled"]
@@ -116,7 +109,7 @@ class ReplacedTokenDetection(Objective):
         return batch
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        masked = int((batch.labels["positions"] >= 0).sum())
+        masked = int(asked(batch).sum())
         everywhere = self.settings.predict in ("replaced", "original_all")
         return {"mlm": masked, "rtd": batch.num_tokens if everywhere else masked, "replaced": masked}
 

@@ -83,8 +83,7 @@ def _check(before: Recipe, now: Recipe, place: dict[str, Any], source: Path) -> 
         units = f"budget.unit was {before.budget.unit!r}, now {now.budget.unit!r}"
         shown = "; ".join(differences[:3] or [units])
         raise ConfigError(f"{source}: belongs to another run ({shown}); a branch may change only budget and decay")
-    masking = getattr(now.objective, "masking", None)
-    if len(now.phases) > 1 or now.ramp is not None or masking is not None and masking.final_rate is not None:
+    if len(now.phases) > 1 or now.ramp is not None or now.objective.masking_changes:
         raise ConfigError(
             "phases, a ramp and a masking rate that changes follow the budget; a branch needs one phase, ramp null and "
             "objective.masking.final_rate null"

@@ -68,8 +68,8 @@ def _check_streams(recipe: Recipe) -> None:
         raise ConfigError("the number of streams cannot change; give every phase the same rows and no ramp")
     if recipe.duplicates is not None:
         raise ConfigError(
-            f"duplicates {recipe.duplicates}: shuffled rows and their masks repeat after this many epochs; "
-            "give at least 1, or null for streams"
+            f"duplicates {recipe.duplicates} repeats the masks of shuffled rows, and rows of {recipe.format.kind} are "
+            "never shuffled; set duplicates to null"
         )
 
 
@@ -77,8 +77,8 @@ def _check_decoders(recipe: Recipe) -> None:
     for config in filter(None, (recipe.model, recipe.generator)):
         if config.mask_decoder and not isinstance(config.encoder.position, Disentangled):
             raise ConfigError(
-                f"the enhanced mask decoder needs an encoder with relative positions, and this one has "
-                f"{config.encoder.position.kind}; set mask_decoder to 0, or use a model of family deberta"
+                f"the enhanced mask decoder needs disentangled positions, and this encoder has "
+                f"{config.encoder.position.kind} ones; set mask_decoder to 0, or use a model of family deberta"
             )
 
 

@@ -244,8 +244,8 @@ class Engine:
         Raises:
             DataError: a tensor is missing, or has another shape or type.
         """
-        layers = sum(name.startswith(MEMORY) for name in stored)
-        memory = {name: torch.empty(stored.about[name].size) for name in (f"{MEMORY}{i}" for i in range(layers))}
+        layers = range(sum(name.startswith(MEMORY) for name in stored))
+        memory = {f"{MEMORY}{i}": torch.empty(stored.about[f"{MEMORY}{i}"].size) for i in layers}
         stored.read_into(self._moving() | memory)
         if memory:
             start, stop = self.world.share(len(memory[f"{MEMORY}0"]))

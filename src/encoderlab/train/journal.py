@@ -31,7 +31,7 @@ class Journal:
         self.watch = Watch(config.to_dict(recipe))
         self.board: Board | None = None
 
-    def resume(self, step: int, size: int = 0, digest: str | None = None) -> None:
+    def resume(self, step: int, size: int, digest: str | None) -> None:
         """Start to write after ``step``, see :meth:`RunFolder.open_metrics`."""
         if self.folder is not None:
             self.folder.open_metrics(step, size, digest)

@@ -277,6 +277,8 @@ class Optimizer:
             counted: an earlier call, for other parameters, has counted this step.
         """
         self.steps += not counted
+        adam, lamb, stable = self._adam, self._lamb, self._stable
+        own = {AdamW: adam, BertAdam: adam, Muon: adam, Lamb: lamb, StableAdamW: stable}[type(self.optim)]
         for group in self.groups:
             kept = [(n, p) for n, p in zip(group.names, group.parameters, strict=True) if p.grad is not None]
             if not kept:
@@ -288,7 +290,6 @@ class Optimizer:
                 means=[local(self.state[n]["exp_avg"]) for n, _ in kept],
                 squares=[] if group.orthogonal else [local(self.state[n]["exp_avg_sq"]) for n, _ in kept],
             )
-            own = {Lamb: self._lamb, StableAdamW: self._stable}.get(type(self.optim), self._adam)
             update = self._muon if group.orthogonal else own
             update(group, shards, lr, grad_scale, skip)
 
