@@ -100,7 +100,8 @@ def sample_spans(
     if backwards:
         word_starts = word_starts[::-1]
     begins = np.flatnonzero(word_starts).tolist()
-    limits = _harmonic_limits(targets.longest)
+    weights = [1 / n for n in range(1, targets.longest + 1)]
+    limits = [limit / sum(weights) for limit in accumulate(weights)][:-1]
     chosen = np.zeros(size, bool)
     place = taken = 0
     while place < size and taken < quota:
@@ -131,7 +132,7 @@ def sample_spans(
 def arrange(
     ids: np.ndarray, chosen: np.ndarray, special: np.ndarray, sizes: Sequence[int], orders: Sequence[np.ndarray]
 ) -> Permuted:
-    """The order in which the chosen tokens are predicted.
+    """The order in which the ``chosen`` tokens, (n,) bool, are predicted.
 
     Tokens that are neither chosen nor special are context: all of them come first and see each other. Chosen tokens
     follow in the given order (``orders``: for each part a permutation, repeated for every block of its length); each
@@ -159,8 +160,3 @@ def _parts(length: int, reuse: int, count: int) -> tuple[list[int], list[int]]:
     if not reuse:
         return [length], [count]
     return [reuse, length - reuse], [count - count // 2, count // 2]
-
-
-def _harmonic_limits(longest: int) -> list[float]:
-    weights = [1 / n for n in range(1, longest + 1)]
-    return [limit / sum(weights) for limit in accumulate(weights)][:-1]

@@ -49,6 +49,8 @@ class PositionSettings(Bounded, ABC):
     """Whether a fixed sinusoid is added to the input instead of a learned table."""
     segments: bool = False
     """Whether attention scores depend on whether query and key are in the same segment."""
+    products: int = 0
+    """Number of products with rows for distances in every attention score."""
     span: int | None = None
     """The largest distance that attention scores tell apart, in tokens; None for no limit or no distances."""
     takes_memory: ClassVar[bool] = True
@@ -79,11 +81,6 @@ class PositionSettings(Bounded, ABC):
     @property
     def input_rows(self) -> int:
         """Number of rows of the learned table that is added to the input; 0 for no table."""
-        return 0
-
-    @property
-    def products(self) -> int:
-        """Number of products with rows for distances in every attention score."""
         return 0
 
     def scale(self, head_width: int) -> float:
@@ -136,6 +133,7 @@ class RelativeShift(PositionSettings):
     segments: bool = False
     shared_biases: bool = False
     clamp: Distance = 0
+    products = 1
     padding_sees = "tokens and itself"
 
     def make_table(self, encoder: EncoderConfig) -> ShiftTable:
@@ -148,10 +146,6 @@ class RelativeShift(PositionSettings):
         if encoder.width % 2:
             raise ConfigError(f"width {encoder.width} is odd; relative shift needs an even width for its sinusoid")
 
-    @property
-    def products(self) -> int:
-        return 1
-
 
 @dataclass(frozen=True, kw_only=True)
 class Shaw(PositionSettings):
@@ -162,16 +156,13 @@ class Shaw(PositionSettings):
 
     kind: Literal["shaw"] = "shaw"
     span: Length = 128
+    products = 1
 
     def make_table(self, encoder: EncoderConfig) -> ShawTable:
         return ShawTable(self)
 
     def make_term(self, encoder: EncoderConfig) -> ShawTerm:
         return ShawTerm(self, encoder)
-
-    @property
-    def products(self) -> int:
-        return 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,7 +225,7 @@ class Disentangled(PositionSettings):
         return self.input_positions
 
     @property
-    def products(self) -> int:
+    def products(self) -> int:  # type: ignore[override]
         return len(self.terms)
 
     def scale(self, head_width: int) -> float:

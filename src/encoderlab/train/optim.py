@@ -319,10 +319,7 @@ class Optimizer:
         """The formula of :class:`StableAdamW`; under FSDP the mean of a tensor is one over its shards."""
         _, weights, grads, means, squares = shards
         (beta1, beta2), eps = self.optim.betas, self.optim.eps
-        left_out = _prepare(grads, grad_scale, skip)
-        torch._foreach_lerp_(means, grads, [torch.where(left_out, 0.0, 1 - beta1)] * len(grads))
-        torch._foreach_mul_(squares, torch.where(left_out, 1.0, beta2))
-        torch._foreach_addcmul_(squares, grads, grads, 1 - beta2)
+        left_out = self._averaged(shards, grad_scale, skip)
         second = torch._foreach_div(squares, 1 - beta2**self.steps)
         for grad, variance in zip(grads, second, strict=True):
             grad.square_().div_(variance.clamp(min=eps**2))
@@ -340,16 +337,10 @@ class Optimizer:
 
     def _lamb(self, group: Group, shards: Shards, lr: float, grad_scale: Tensor | None, skip: Tensor | None) -> None:
         """The formula of :class:`Lamb`; under FSDP the norm of a tensor is one over its shards."""
-        names, weights, grads, means, squares = shards
-        (beta1, beta2), eps = self.optim.betas, self.optim.eps
-        left_out = _prepare(grads, grad_scale, skip)
-        gained, kept = torch.where(left_out, 0.0, 1 - beta1), torch.where(left_out, 1.0, beta2)
-        taken = torch.where(left_out, 0.0, 1.0)
-        torch._foreach_lerp_(means, grads, [gained] * len(grads))
-        torch._foreach_mul_(squares, kept)
-        torch._foreach_addcmul_(squares, grads, grads, 1 - beta2)
+        names, weights, _, means, squares = shards
+        left_out = self._averaged(shards, grad_scale, skip)
         update = torch._foreach_sqrt(squares)
-        torch._foreach_add_(update, eps)
+        torch._foreach_add_(update, self.optim.eps)
         torch._foreach_reciprocal_(update)
         torch._foreach_mul_(update, means)
         torch._foreach_add_(update, weights, alpha=group.weight_decay)
@@ -361,8 +352,18 @@ class Optimizer:
             of_weights, of_update = self._norms(weight_parts), self._norms(update_parts)
             ratios = torch.where((of_weights > 0) & (of_update > 0), of_weights / of_update, 1.0)
             torch._foreach_mul_(update_parts, list(ratios.unbind()))
-        torch._foreach_mul_(update, taken)
+        torch._foreach_mul_(update, torch.where(left_out, 0.0, 1.0))
         torch._foreach_add_(weights, update, alpha=-lr * group.rate)
+
+    def _averaged(self, shards: Shards, grad_scale: Tensor | None, skip: Tensor | None) -> Tensor:
+        """Update both running averages; returns whether the step is skipped, as :func:`_prepare`."""
+        _, _, grads, means, squares = shards
+        beta1, beta2 = self.optim.betas
+        left_out = _prepare(grads, grad_scale, skip)
+        torch._foreach_lerp_(means, grads, [torch.where(left_out, 0.0, 1 - beta1)] * len(grads))
+        torch._foreach_mul_(squares, torch.where(left_out, 1.0, beta2))
+        torch._foreach_addcmul_(squares, grads, grads, 1 - beta2)
+        return left_out
 
     def _norms(self, parts: list[Tensor]) -> Tensor:
         """The L2 norms of the tensors that ``parts`` are shards of."""
@@ -430,8 +431,7 @@ class Optimizer:
                 root = local(self.state[name]["exp_avg_sq"]).sqrt().div_(second).add_(eps)
                 update = torch.div(local(self.state[name]["exp_avg"]), root, out=root)
                 moved.append(torch.linalg.vector_norm(update).float() * (lr * group.rate / first))
-        sums = torch.stack([torch.stack(norms).square().sum() for norms in (moved, length)])
-        sums = self._over_shards(sums)
+        sums = self._over_shards(torch.stack([torch.stack(norms).square().sum() for norms in (moved, length)]))
         return (sums[0] / sums[1]).sqrt()
 
 

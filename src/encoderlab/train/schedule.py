@@ -28,6 +28,15 @@ class _Schedule(Bounded):
         """The length of the warm-up in the unit of ``total``."""
         return self.warmup if self.warmup >= 1 else self.warmup * total
 
+    def share(self, spent: float, total: float) -> float:
+        """The share of the peak rate after ``spent`` of ``total``: ``t / w`` while t < w."""
+        warm = self.warm(total)
+        return spent / warm if spent < warm else self.after(spent, warm, total)
+
+    def after(self, spent: float, warm: float, total: float) -> float:
+        """The share after the warm-up."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bert(_Schedule):
@@ -37,9 +46,8 @@ class Bert(_Schedule):
 
     kind: Literal["bert"] = "bert"
 
-    def share(self, spent: float, total: float) -> float:
-        warm = self.warm(total)
-        return spent / warm if spent < warm else max(0.0, 1 - spent / total)
+    def after(self, spent: float, warm: float, total: float) -> float:
+        return max(0.0, 1 - spent / total)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,10 +72,7 @@ class Polynomial(_Schedule):
     power: Positive = 1.0
     end: Share = 0.0
 
-    def share(self, spent: float, total: float) -> float:
-        warm = self.warm(total)
-        if spent < warm:
-            return spent / warm
+    def after(self, spent: float, warm: float, total: float) -> float:
         left = 1 - (spent - warm) / (total - warm) if total > warm else 0.0
         return self.end + (1 - self.end) * max(0.0, left) ** self.power
 
@@ -79,10 +84,7 @@ class Cosine(_Schedule):
     kind: Literal["cosine"] = "cosine"
     end: Share = 0.0
 
-    def share(self, spent: float, total: float) -> float:
-        warm = self.warm(total)
-        if spent < warm:
-            return spent / warm
+    def after(self, spent: float, warm: float, total: float) -> float:
         done = min(1.0, (spent - warm) / (total - warm)) if total > warm else 1.0
         return self.end + (1 - self.end) * 0.5 * (1 + math.cos(math.pi * done))
 
@@ -93,9 +95,8 @@ class Constant(_Schedule):
 
     kind: Literal["constant"] = "constant"
 
-    def share(self, spent: float, total: float) -> float:
-        warm = self.warm(total)
-        return spent / warm if spent < warm else 1.0
+    def after(self, spent: float, warm: float, total: float) -> float:
+        return 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,10 +113,7 @@ class WarmupStableDecay(_Schedule):
     shape: Literal["linear", "sqrt"] = "linear"
     end: Share = 0.0
 
-    def share(self, spent: float, total: float) -> float:
-        warm = self.warm(total)
-        if spent < warm:
-            return spent / warm
+    def after(self, spent: float, warm: float, total: float) -> float:
         done = min(1.0, max(0.0, 1 - (1 - spent / total) / self.decay))
         return 1 - (1 - self.end) * (done if self.shape == "linear" else done**0.5)
 

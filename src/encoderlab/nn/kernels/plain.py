@@ -252,7 +252,10 @@ def rotate(x: Tensor, rotation: Tensor) -> Tensor:
 def within_reach(
     visible: Tensor | None, queries: int, keys: int, reach: int | None, device: torch.device
 ) -> Tensor | None:
-    """``visible`` without the keys further than ``reach`` from each of the last ``queries`` of the ``keys``."""
+    """``visible`` (B|1, 1, L, M) without the keys further than ``reach`` from each query.
+
+    The L = ``queries`` are the last of the M = ``keys``.
+    """
     if reach is None:
         return visible
     ages = torch.arange(keys - queries, keys, device=device)[:, None] - torch.arange(keys, device=device)
