@@ -133,12 +133,7 @@ class Plan:
         return np.diff(line.row_edges)
 
     def rows(
-        self,
-        index: np.ndarray,
-        corpus: Documents,
-        framing: Framing,
-        key: tuple[int, ...] = (),
-        number: int = 0,
+        self, index: np.ndarray, corpus: Documents, framing: Framing, key: tuple[int, ...] = (), number: int = 0
     ) -> list[Row]:
         """Read some rows of the plan from the corpus, all at once; about 10 microseconds each.
 

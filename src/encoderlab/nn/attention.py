@@ -73,8 +73,7 @@ class Attention(nn.Module):
         }
         if source is x and self.term is None and not scope.keep_keyed:
             how["visible"] = scope.visible
-            counted = scope.rotation is None or scope.rotation.dim() == 2
-            if self.conv is None and counted:
+            if self.conv is None and scope.one_rotation:
                 packed = linear(x, self.qkv, self.bias_of_all())
                 return kernels.attend_packed(
                     packed, self.heads, reach=scope.reach, rotation=scope.rotation, **how

@@ -158,8 +158,7 @@ class Block(nn.Module):
         plain = scope.seeds is None and scope.at is None and not scope.keep_keyed and x.dtype == torch.float32
         plain = plain and attention.conv is None and attention.head_scale is None
         plain = plain and self.attention_output_norm is None and ff.norm is None
-        plain = plain and (scope.rotation is None or scope.rotation.dim() == 2)
-        if not plain or ff.act not in ("gelu", "gelu_tanh") or not x.numel():
+        if not (plain and scope.one_rotation) or ff.act not in ("gelu", "gelu_tanh") or not x.numel():
             return None
         weights = (
             attention.qkv.at(attention.bias_of_all()), attention.out.weight.at(attention.out.bias),

@@ -93,6 +93,11 @@ class Scope:
         assert self.nearby is not None
         return replace(self, reach=self.nearby.reach, rotation=self.nearby.rotation)
 
+    @property
+    def one_rotation(self) -> bool:
+        """Whether all rows have the same rotary positions, or none."""
+        return self.rotation is None or self.rotation.dim() == 2
+
     def seen(self, keys: int) -> tuple[Tensor | None, int | None]:
         """``visible`` (B|1, 1, L, M) and ``reach`` for attention to M = ``keys`` keys.
 
