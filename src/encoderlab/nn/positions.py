@@ -56,7 +56,7 @@ class PositionSettings(Bounded, ABC):
     takes_memory: ClassVar[bool] = True
     """Whether states of earlier rows keep their positions relative to the row."""
     padding_sees: ClassVar[Literal["tokens", "tokens and itself", "nothing"]] = "tokens"
-    """What padding sees under an attention mask in the published code; it changes no token."""
+    """What padding sees under an attention mask, as in the published code."""
 
     @abstractmethod
     def make_table(self, encoder: EncoderConfig) -> nn.Module | None:
