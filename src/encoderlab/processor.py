@@ -31,6 +31,11 @@ def description() -> str:
     return "\n".join(known) or platform.processor()
 
 
+def name() -> str:
+    """The name of the processor, for people."""
+    return first_core().get("model name") or platform.processor() or platform.machine()
+
+
 def broken_amx() -> bool:
     """Whether the processor announces AMX without describing its tiles.
 

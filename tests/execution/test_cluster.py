@@ -11,11 +11,13 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
+from encoderlab.commands.bench import Comparisons
 from encoderlab.corpus.build import BuildSettings, NewTokenizer, build_corpus
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.execution.cluster import Need, RayTasks, tasks_on
@@ -152,7 +154,7 @@ def test_nodes_that_differ_are_named(cluster, tmp_path, monkeypatch):
         RayTasks().__enter__()
 
 
-@pytest.mark.parametrize("verb", ["corpus", "finetune", "predict"])
+@pytest.mark.parametrize("verb", ["corpus", "finetune", "predict", "bench"])
 def test_a_folder_that_a_node_does_not_see_is_named(cluster, tmp_path, capsys, monkeypatch, verb):
     import encoderlab.execution.cluster as module
 
@@ -171,8 +173,11 @@ def test_a_folder_that_a_node_does_not_see_is_named(cluster, tmp_path, capsys, m
         "corpus": ["corpus", "build", tmp_path / "texts", "--vocab-size", 45],
         "finetune": ["finetune", tmp_path / "texts/a.csv", "--model", tmp_path / "model", "--seeds", 1],
         "predict": ["predict", tmp_path / "model", tmp_path / "texts"],
+        "bench": ["bench", "train", "bert", "--corpus", tmp_path / "texts"],
     }[verb]
-    said = messages(capsys, 2, *words, "--out", tmp_path / "out", "--on", "ray")
+    if verb != "bench":
+        words += ["--out", tmp_path / "out"]
+    said = messages(capsys, 2, *words, "--on", "ray")
     assert "error: node " in said and f"does not see {tmp_path}" in said and "where all nodes see it" in said
     if verb != "corpus":
         assert not (tmp_path / "out").exists()
@@ -189,8 +194,8 @@ def test_a_folder_that_a_node_does_not_see_is_named(cluster, tmp_path, capsys, m
 def test_what_no_node_has_is_refused(cluster, need, said):
     with pytest.raises(ConfigError, match=said):
         RayTasks(need=need).__enter__()
-    with RayTasks(need=Need(gpus=None)):  # there is none, so none is asked for
-        pass
+    with RayTasks(need=Need(cores=None, gpus=None)) as tasks:  # there is none, so none is asked for
+        assert tasks.threads == 1  # all of a node
 
 
 def test_no_other_cluster_is_taken_than_the_one_that_is_named():
@@ -208,7 +213,7 @@ def test_no_other_cluster_is_taken_than_the_one_that_is_named():
     assert asked == ["nowhere"]
 
 
-@pytest.mark.parametrize("verb", ["predict", "encode", "finetune"])
+@pytest.mark.parametrize("verb", ["predict", "encode", "finetune", "bench"])
 def test_an_address_without_a_cluster_is_refused_at_once(verb, tmp_path, capsys, monkeypatch):
     """As is a machine without Ray; and nothing is left behind."""
     saved(ready("single")[0], tmp_path / "model")
@@ -220,15 +225,18 @@ def test_an_address_without_a_cluster_is_refused_at_once(verb, tmp_path, capsys,
         "predict": ["predict", tmp_path / "model", tmp_path / "texts"],
         "encode": ["encode", tmp_path / "model", "--file", tmp_path / "texts"],
         "finetune": ["finetune", tmp_path / "texts/a.csv", "--model", tmp_path / "model", "--seeds", 1],
+        "bench": ["bench", "predict", "bert", "--corpus", tmp_path / "texts"],
     }[verb]
+    if verb != "bench":
+        words += ["--out", tmp_path / "out"]
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
     monkeypatch.setattr("ray.is_initialized", lambda: False)
-    said = messages(capsys, 2, *words, "--out", tmp_path / "out", "--on", f"ray=127.0.0.1:{port}")
+    said = messages(capsys, 2, *words, "--on", f"ray=127.0.0.1:{port}")
     assert f"no cluster at 127.0.0.1:{port} (" in said and "start one with: ray start --head" in said
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert "--on ray needs ray" in messages(capsys, 4, *words, "--out", tmp_path / "out", "--on", "ray")
+    assert "--on ray needs ray" in messages(capsys, 4, *words, "--on", "ray")
     assert not (tmp_path / "out").exists()
 
 
@@ -260,19 +268,61 @@ def test_a_corpus_of_a_cluster_has_the_bytes_of_one_machine(cluster, tmp_path):
 
 
 @pytest.mark.parametrize(("verb", "suffix"), [("predict", ".jsonl"), ("encode", ".npy")])
-def test_outputs_of_many_files_are_those_of_one_process(cluster, verb, suffix, tmp_path, capsys):
+def test_outputs_of_many_files_are_those_of_one_process(cluster, verb, suffix, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # other than the nodes' own
     saved(ready("single")[0], tmp_path / "model")
     (tmp_path / "texts").mkdir()
     for number in range(3):
         lines = [f"the red cat {number} {line}\n" for line in range(3 * number + 1)]
         (tmp_path / f"texts/{number}.txt").write_text("".join(lines))
-    words = [verb, tmp_path / "model", *(["--file"] if verb == "encode" else []), tmp_path / "texts"]
-    answer(capsys, *words, "--out", tmp_path / "here", "--threads", 1)
-    answer(capsys, *words, "--out", tmp_path / "there", "--on", "ray")
+    words = [verb, "model", *(["--file"] if verb == "encode" else []), "texts/"]
+    answer(capsys, *words, "--out", "here", "--threads", 1)
+    answer(capsys, *words, "--out", "there", "--on", "ray")
     outputs = sorted(tmp_path.glob(f"here/*.txt{suffix}"))
     assert len(outputs) == 3 and all(
         one.read_bytes() == (tmp_path / "there" / one.name).read_bytes() for one in outputs
     )
+
+
+def test_comparisons_on_a_cluster_have_the_form_of_one_process(cluster, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("\n\n".join(f"A document about the number {n}, and of {n * n}." for n in range(300)))
+    build_corpus(BuildSettings(sources=("text.txt",), tokenizer=NewTokenizer(vocab_size=200)), "corpus")
+    words = ["bench", "train", "--corpus", "corpus", "--layers", 1, "--width", 64, "--rows", 2]
+    words += ["--length", 16, "--turns", 1, "--steps", 1]
+    alone = answer(capsys, *words, "bert")[0]
+    there = answer(capsys, *words, "bert", "electra", "--on", "ray")[0]["measurements"]
+    assert list(there) == ["bert", "electra"] and there["bert"].keys() == alone.keys()
+    assert all(one["threads"] == 1 and one["node"] == alone["node"] for one in there.values())
+
+
+def compare(name: str, threads: int, say: object, *, place: Path) -> dict[str, int]:
+    import ray
+
+    with open(place / "places", "a") as file:
+        file.write(f"{ray.get_runtime_context().get_node_id()}\n")
+    time.sleep(4)
+    return {"threads": threads}
+
+
+def test_a_comparison_whose_node_is_lost_is_repeated(cluster, tmp_path):
+    made, _ = cluster
+    node = made.add_node(num_cpus=1, object_store_memory=80 << 20)
+    made.wait_for_nodes()
+    places = tmp_path / "places"
+
+    def remove() -> None:
+        while not places.exists() or node.node_id not in places.read_text():
+            time.sleep(0.1)
+        made.remove_node(node, allow_graceful=False)
+
+    thread = threading.Thread(target=remove, daemon=True)
+    thread.start()
+    names, measure = [f"bert-{number}" for number in range(6)], partial(compare, place=tmp_path)
+    done = Comparisons(on="ray").measure(measure, names, lambda name, result: None, threads=None, reads=[tmp_path])
+    thread.join()
+    assert list(done["measurements"]) == names and {one["threads"] for one in done["measurements"].values()} == {1}
+    assert places.read_text().count(node.node_id) == 1 and len(places.read_text().split()) == 7  # one of them twice
 
 
 def test_fine_tuning_on_a_cluster_has_the_results_of_one_process(cluster, tmp_path):

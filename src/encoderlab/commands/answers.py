@@ -421,6 +421,8 @@ class ReportedAnswer(_Closed):
 
 
 class TrainingSpeedAnswer(_Closed):
+    node: Annotated[str, Field(description="the machine on which all sides were measured")]
+    processor: str
     case: str
     device: str
     precision: str
@@ -444,7 +446,15 @@ class TrainingSpeedAnswer(_Closed):
     failed: NotRequired[dict[str, str]]
 
 
+class TrainingSpeedsAnswer(_Closed):
+    """Of several."""
+
+    measurements: Annotated[dict[str, TrainingSpeedAnswer], Field(description="by the name that was given")]
+
+
 class PredictionSpeedAnswer(_Closed):
+    node: Annotated[str, Field(description="the machine on which all sides were measured")]
+    processor: str
     case: str
     device: str
     precision: str
@@ -454,6 +464,12 @@ class PredictionSpeedAnswer(_Closed):
     ratio: Scores
     difference: Annotated[Scores, Field(description="largest difference of states from ours")]
     failed: dict[str, str]
+
+
+class PredictionSpeedsAnswer(_Closed):
+    """Of several."""
+
+    measurements: Annotated[dict[str, PredictionSpeedAnswer], Field(description="by the name that was given")]
 
 
 class CorpusSpeedAnswer(_Closed):
@@ -480,6 +496,8 @@ class ScalingAnswer(_Closed):
 
 
 class ServingSpeedAnswer(_Closed):
+    node: Annotated[str, Field(description="the machine on which all sides were measured")]
+    processor: str
     model: str
     threads: int
     requests: int
@@ -491,6 +509,12 @@ class ServingSpeedAnswer(_Closed):
     short: NotRequired[Annotated[dict[str, Record], Field(description="the same for one client and short texts")]]
     overload: NotRequired[Annotated[Record, Field(description="three times the load: accepted, refused, p99, ...")]]
     memory: Annotated[dict[str, dict[str, Number]], Field(description="bytes by server, at the beginning and the end")]
+
+
+class ServingSpeedsAnswer(_Closed):
+    """Of several."""
+
+    measurements: Annotated[dict[str, ServingSpeedAnswer], Field(description="by the name that was given")]
 
 
 ANSWERS: dict[str, tuple[type, ...]] = {  # by verb, the usual one first
@@ -518,10 +542,10 @@ ANSWERS: dict[str, tuple[type, ...]] = {  # by verb, the usual one first
     "inspect": (InspectedAnswer,),
     "prune": (PrunedAnswer,),
     "report": (ReportedAnswer,),
-    "bench train": (TrainingSpeedAnswer,),
-    "bench predict": (PredictionSpeedAnswer,),
+    "bench train": (TrainingSpeedAnswer, TrainingSpeedsAnswer),
+    "bench predict": (PredictionSpeedAnswer, PredictionSpeedsAnswer),
     "bench corpus": (CorpusSpeedAnswer,),
-    "bench serve": (ServingSpeedAnswer,),
+    "bench serve": (ServingSpeedAnswer, ServingSpeedsAnswer),
     "bench scaling": (ScalingAnswer,),
 }
 

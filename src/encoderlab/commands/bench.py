@@ -2,19 +2,98 @@
 
 from __future__ import annotations
 
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from encoderlab import processor
 from encoderlab.commands import terminal
+from encoderlab.commands.workers import Processes
 from encoderlab.errors import ConfigError
-from encoderlab.execution.workers import cores
+from encoderlab.execution.cluster import Need, tasks_on
+from encoderlab.execution.workers import cores, logged
+
+if TYPE_CHECKING:
+    from encoderlab.measure.bench.predict import PredictSetting
+    from encoderlab.measure.bench.train import TrainSetting
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Comparisons(Processes):
+    """Where several comparisons run. The sides of one always take turns in one place.
+
+    Parameters
+    ----------
+    workers
+        Number of comparisons at once on this machine, each with its share of the cores; they disturb each other.
+        Default: one after the other, with all cores.
+    on
+        Where they run: `local` (this machine), `ray` or `ray=ADDRESS` (a Ray cluster that sees the same files). There
+        each is one task that asks for all cores of its node.
+    """
+
+    def measure(
+        self,
+        measure: Measure,
+        names: Sequence[str],
+        show: Callable[[str, dict[str, Any]], None],
+        *,
+        threads: int | None,
+        reads: Sequence[Path],
+    ) -> dict[str, Any]:
+        """The measurement of every name, each printed by ``show`` as it ends.
+
+        ``threads``: of each side; None for all cores of the place. ``reads``: what every node of a cluster must see.
+        """
+        if len({*names}) < len(names):
+            raise ConfigError(f"{next(one for one in names if names.count(one) > 1)}: is given twice; name each once")
+        done: dict[str, dict[str, Any]] = {}
+
+        def ended(name: str, found: tuple[dict[str, Any], list[str]]) -> None:
+            done[name], remarks = found
+            for line in remarks:
+                terminal.note(f"{name}: {line}")
+            show(name, done[name])
+            terminal.say(f"measured on {done[name]['node']}, {done[name]['processor']}")
+
+        if self == ONE_BY_ONE:
+            for name in names:
+                ended(name, (_measured(measure, name, threads or cores(), terminal.note), []))
+        else:
+            need = Need(cores=None if self.on != "local" else max(1, cores() // (self.workers or 1)), gpus=None)
+            workers = (self.workers or 1) if self.on == "local" else self.workers
+            with tasks_on(self.on, workers=workers, need=need, sees=reads) as tasks:
+                tasks.ended = ended
+                for name in names:
+                    tasks.submit(_measured_elsewhere, measure, name, threads or tasks.threads, name=name)
+                tasks.finish()
+        return done[names[0]] if len(names) == 1 else {"measurements": {name: done[name] for name in names}}
+
+
+ONE_BY_ONE = Comparisons()
+Measure = Callable[[str, int, Callable[[str], None]], dict[str, Any]]
+"""Measures all sides of one comparison in turns: its name, the number of threads, and what takes remarks."""
+
+
+def _measured(measure: Measure, name: str, threads: int, say: Callable[[str], None]) -> dict[str, Any]:
+    return {"node": platform.node(), "processor": processor.name(), **measure(name, threads, say)}
+
+
+def _measured_elsewhere(measure: Measure, name: str, threads: int) -> tuple[dict[str, Any], list[str]]:
+    remarks: list[str] = []
+    with logged(remarks):
+        return _measured(measure, name, threads, remarks.append), remarks
 
 
 def train(
-    name: str,
+    names: list[str],
     /,
     *,
     corpus: Path,
@@ -30,11 +109,12 @@ def train(
     dropout: float = 0.1,
     documents: bool = False,
     compile: bool = False,
+    where: Comparisons = ONE_BY_ONE,
 ) -> dict[str, Any]:
     """Measure training speed: tokens per second, share of the matrix-product peak, memory, time by part.
 
     Contenders take turns in one process tree on the same batches of a real corpus. Compare ratios, because absolute
-    times drift on a shared machine.
+    times drift on a shared machine. Of several models, each is compared by itself.
 
     Example:
         encoderlab bench train bert --corpus corpora/wiki \\
@@ -42,17 +122,17 @@ def train(
 
     Parameters
     ----------
-    name
-        A family (bert, roberta, albert, distilbert, electra, convbert, deberta-v1, deberta-v2, deberta-v3, xlnet,
-        modernbert) or a published model.
+    names
+        Families (bert, roberta, albert, distilbert, electra, convbert, deberta-v1, deberta-v2, deberta-v3, xlnet,
+        modernbert) or published models.
     corpus
         Corpus folder; batches are made from its text.
     against
         Library to compare with.
     layers
-        Number of layers, if NAME is a family.
+        Number of layers of families.
     width
-        Width of the layers, if NAME is a family.
+        Width of the layers of families.
     rows
         Rows per batch.
     length
@@ -73,37 +153,59 @@ def train(
     compile
         Also measure the other contender with torch.compile; on a GPU encoderlab then uses it too.
     """
+    from encoderlab.measure.bench import families
+    from encoderlab.measure.bench.train import TrainSetting
+
+    _check_counts(turns=turns, steps=steps, rows=rows, threads=threads)
+    for name in names:
+        families.case(name, layers=layers, width=width)
+    setting = TrainSetting(
+        rows=rows, length=length, turns=turns, precision=precision, documents=documents, compile=compile
+    )
+    measure = partial(
+        _train,
+        layers=layers,
+        width=width,
+        dropout=dropout,
+        corpus=corpus,
+        steps=steps,
+        setting=setting,
+        against=against,
+    )
+    return where.measure(measure, names, lambda name, result: _show(result), threads=threads, reads=[corpus])
+
+
+def _train(
+    name: str,
+    threads: int,
+    say: Callable[[str], None],
+    *,
+    layers: int,
+    width: int,
+    dropout: float,
+    corpus: Path,
+    steps: int | None,
+    setting: TrainSetting,
+    against: str | None,
+) -> dict[str, Any]:
     from encoderlab.inference import usual_device
     from encoderlab.measure.bench import families
-    from encoderlab.measure.bench.train import TrainSetting, run
+    from encoderlab.measure.bench.train import run
     from encoderlab.train.precision import instructions
 
-    device = usual_device()
-    steps = steps if steps is not None else 20 if device.type == "cuda" else 2
-    _check_counts(turns=turns, steps=steps, rows=rows, threads=threads)
     case = families.case(name, layers=layers, width=width).with_dropout(dropout)
-    if against and not instructions(precision, device):
-        terminal.note(
-            f"this processor has no {precision} instructions: steps of {against} take 10 to 40 times as long; "
+    device = usual_device()
+    if against and not instructions(setting.precision, device):
+        say(
+            f"this processor has no {setting.precision} instructions: steps of {against} take 10 to 40 times as long; "
             "--rows 4 --turns 1 --steps 1 shows enough"
         )
-    setting = TrainSetting(
-        rows=rows,
-        length=length,
-        turns=turns,
-        steps=steps,
-        threads=threads or cores(),
-        precision=precision,
-        documents=documents,
-        compile=compile,
-    )
-    result = run(case, corpus, setting, against)
-    _show(result)
-    return result
+    steps = steps if steps is not None else 20 if device.type == "cuda" else 2
+    return run(case, corpus, replace(setting, threads=threads, steps=steps), against)
 
 
 def predict(
-    name: str,
+    names: list[str],
     /,
     *,
     corpus: Path,
@@ -115,8 +217,9 @@ def predict(
     turns: int = 3,
     threads: int | None = None,
     precision: Literal["fp32", "bf16"] = "fp32",
+    where: Comparisons = ONE_BY_ONE,
 ) -> dict[str, Any]:
-    """Measure prediction speed on texts of mixed lengths.
+    """Measure prediction speed on texts of mixed lengths. Of several models, each is compared by itself.
 
     Example:
         encoderlab bench predict bert --corpus corpora/wiki \\
@@ -124,16 +227,16 @@ def predict(
 
     Parameters
     ----------
-    name
-        A family or a published model.
+    names
+        Families or published models.
     corpus
         Corpus folder; texts are taken from it.
     against
         Library to compare with (repeatable).
     layers
-        Number of layers, if NAME is a family.
+        Number of layers of families.
     width
-        Width of the layers, if NAME is a family.
+        Width of the layers of families.
     texts
         Number of texts, of one to a dozen sentences.
     rows
@@ -146,29 +249,43 @@ def predict(
         fp32, or bf16 under autocast.
     """
     from encoderlab.measure.bench import families
-    from encoderlab.measure.bench.predict import PredictSetting, run
+    from encoderlab.measure.bench.predict import PredictSetting
 
     _check_counts(texts=texts, rows=rows, turns=turns, threads=threads)
-    case = families.case(name, layers=layers, width=width)
-    setting = PredictSetting(
-        texts=texts,
-        rows=rows,
-        turns=turns,
-        threads=threads or cores(),
-        precision=precision,
-        against=tuple(against or ()),
-    )
-    result = run(case, corpus, setting)
+    for name in names:
+        families.case(name, layers=layers, width=width)
+    setting = PredictSetting(texts=texts, rows=rows, turns=turns, precision=precision, against=tuple(against or ()))
+    measure = partial(_predict, layers=layers, width=width, corpus=corpus, setting=setting)
+    return where.measure(measure, names, _show_prediction, threads=threads, reads=[corpus])
+
+
+def _predict(
+    name: str,
+    threads: int,
+    say: Callable[[str], None],
+    *,
+    layers: int,
+    width: int,
+    corpus: Path,
+    setting: PredictSetting,
+) -> dict[str, Any]:
+    from encoderlab.measure.bench import families
+    from encoderlab.measure.bench.predict import run
+
+    return run(families.case(name, layers=layers, width=width), corpus, replace(setting, threads=threads))
+
+
+def _show_prediction(name: str, result: dict[str, Any]) -> None:
+    """Print the result of :func:`_predict`."""
     speeds = result["tokens_per_second"]
     lines = [
         (who, f"{speed:,.0f}", f"{result['ratio'].get(who, 1.0):.2f}", f"{result['difference'].get(who, 0.0):.0e}")
         for who, speed in speeds.items()
     ]
-    title = f"{name}, {texts} texts, {result['tokens']:,} tokens, {precision}, {result['device']}"
+    title = f"{name}, {result['texts']} texts, {result['tokens']:,} tokens, {result['precision']}, {result['device']}"
     terminal.table(title, ["", "tokens/s", "ours is faster by", "states differ by"], lines)
     for who, reason in result["failed"].items():
         terminal.say(f"{who}: {reason}")
-    return result
 
 
 def corpus(
@@ -280,7 +397,7 @@ def scaling(
 
 
 def serve(
-    model: Path,
+    models: list[Path],
     /,
     *,
     against: Annotated[
@@ -293,8 +410,9 @@ def serve(
     turns: int = 3,
     threads: int | None = None,
     overload: bool = True,
+    where: Comparisons = ONE_BY_ONE,
 ) -> dict[str, Any]:
-    """Measure servers side by side: requests per second and latency under load.
+    """Measure servers side by side: requests per second and latency under load. Of several models, each by itself.
 
     Every request is one text; lengths are mixed. All servers stay up and are asked in turns.
     Compare ratios within one run. At the end our server gets three times as many requests
@@ -306,8 +424,8 @@ def serve(
 
     Parameters
     ----------
-    model
-        Exported folder that makes vectors of texts; without --against onnx or int8, any model.
+    models
+        Exported folders that make vectors of texts; without --against onnx or int8, any models.
     against
         Other servers (repeatable): our queue first in, first out (fifo), our server with the graph in ONNX Runtime
         (onnx, int8), sentence-transformers behind FastAPI, infinity.
@@ -326,24 +444,50 @@ def serve(
     overload
         Also send three times as many requests as our server can answer.
     """
+    _check_counts(requests=requests, turns=turns, threads=threads)
+    measure = partial(
+        _serve,
+        against=tuple(against or ()),
+        precision=precision,
+        python=python,
+        clients=tuple(clients or (1, 8, 32)),
+        requests=requests,
+        turns=turns,
+        overload=overload,
+    )
+    reads = [*models, *([python] if python else [])]
+    return where.measure(measure, list(map(str, models)), _show_serving, threads=threads, reads=reads)
+
+
+def _serve(
+    model: str,
+    threads: int,
+    say: Callable[[str], None],
+    *,
+    against: Sequence[str],
+    precision: Literal["fp32", "int8"],
+    python: Path | None,
+    clients: Sequence[int],
+    requests: int,
+    turns: int,
+    overload: bool,
+) -> dict[str, Any]:
     from encoderlab.deploy.serve.bench import contenders, measure
     from encoderlab.inference import tokenizer_of
     from encoderlab.interchange.load import load
 
-    _check_counts(requests=requests, turns=turns, threads=threads)
-    tokenizer = tokenizer_of(load(model))
+    tokenizer = tokenizer_of(load(Path(model)))
     tokens = map(tokenizer.token, range(tokenizer.vocab_size))
-    words = [token for token in tokens if token.isascii() and token.isalpha()]
-    result = measure(
-        contenders(model, against or (), python, precision),
-        words or ["a"],
-        clients=clients or (1, 8, 32),
-        requests=requests,
-        turns=turns,
-        threads=threads or cores(),
-        overload=overload,
-        say=terminal.note,
+    words = [token for token in tokens if token.isascii() and token.isalpha()] or ["a"]
+    servers = contenders(Path(model), against, python, precision)
+    found = measure(
+        servers, words, clients=clients, requests=requests, turns=turns, threads=threads, overload=overload, say=say
     )
+    return {"model": model, **found}
+
+
+def _show_serving(name: str, result: dict[str, Any]) -> None:
+    """Print the result of :func:`_serve`."""
     for title, rows in {
         **{f"{n} clients": rows for n, rows in result["clients"].items()},
         "short": result["short"],
@@ -364,14 +508,13 @@ def serve(
                 for name, row in rows.items()
             ],
         )
-    if overload:
+    if "overload" in result:
         over = result["overload"]
         terminal.say(
             f"three times the requests: {over['accepted']} accepted with p99 {over['p99']:.0f} ms "
             f"({over['usual_p99']:.0f} ms before), {over['refused']} refused (p99 {over['p99_of_refusals'] or 0:.0f} "
             f"ms), {over['failed']} failed"
         )
-    return {"model": model} | result
 
 
 def _check_counts(**counts: int | None) -> None:

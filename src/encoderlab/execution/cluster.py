@@ -7,6 +7,7 @@ that it names, and as many threads as cores.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import platform
@@ -35,9 +36,11 @@ HEAD = 30.0  # seconds for which the head may be away; after 60, Ray ends this p
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """The resources of a task: cores, GPUs (None: one if the cluster has any), and bytes of memory (0: not counted)."""
+    """The resources of a task: cores (None: all of a node, so of the largest nodes), GPUs (None: one if the cluster has
+    any), and bytes of memory (0: not counted).
+    """
 
-    cores: int = 1
+    cores: int | None = 1
     gpus: float | None = 0
     memory: int = 0
 
@@ -56,7 +59,7 @@ def tasks_on(place: str | None, *, workers: int | None = None, need: Need = Need
     """
     kind, equals, address = (place or "local").partition("=")
     if kind == "local" and not equals:
-        number = workers if workers is not None else max(1, cores() // need.cores)
+        number = workers if workers is not None else max(1, cores() // (need.cores or cores()))
         return Workers(number, always=True, threads=need.cores)
     if kind != "ray" or (equals and not address):
         raise ConfigError(f"--on {place}: expected local, ray or ray=ADDRESS, such as ray=10.0.0.1:6379")
@@ -167,7 +170,10 @@ class RayTasks(Tasks):
         """
         need = self._need
         gpus = need.gpus if need.gpus is not None else float(any(node.get("GPU", 0) >= 1 for node in nodes))
-        needs = {"CPU": need.cores, "GPU": gpus, "memory": need.memory}
+        self.threads = need.cores or max(
+            [1, *(int(node.get("CPU", 0)) for node in nodes if node.get("GPU", 0) >= gpus)]
+        )
+        needs = {"CPU": self.threads, "GPU": gpus, "memory": need.memory}
         able = [node for node in nodes if node.get("CPU", 0) > 0]
         if able and not any(all(node.get(kind, 0) >= amount for kind, amount in needs.items()) for node in able):
             most = max(able, key=lambda node: (node.get("GPU", 0), node["CPU"]))
@@ -175,7 +181,7 @@ class RayTasks(Tasks):
                 f"a task needs {_amounts(needs)}, and no node has that (the largest: {_amounts(most)}); ask for less, "
                 "or add a node"
             )
-        options: dict[str, Any] = {"num_cpus": need.cores, "num_gpus": gpus, "max_retries": RETRIES}
+        options: dict[str, Any] = {"num_cpus": self.threads, "num_gpus": gpus, "max_retries": RETRIES}
         self._call = self._ray.remote(**options | ({"memory": need.memory} if need.memory else {}))(_call)
 
     def submit(self, function: Callable[..., Any], *args: Any, name: str = "") -> None:
@@ -184,7 +190,7 @@ class RayTasks(Tasks):
         self._pending[self._send(function, *args)] = name
 
     def _send(self, function: Callable[..., Any], *args: Any) -> Any:
-        return self._call.remote(sys.argv, function, *args)
+        return self._call.remote(sys.argv, os.getcwd(), function, *args)
 
     def share(self, value: Any) -> Any:
         return self._ray.put(value)  # every node fetches it once
@@ -301,8 +307,10 @@ def _amounts(resources: Mapping[str, float]) -> str:
     return ", ".join([*parts, f"{resources.get('memory', 0) / 1e9:.3g} GB"])
 
 
-def _call(command: Sequence[str], function: Callable[..., Any], *args: Any) -> Any:
+def _call(command: Sequence[str], folder: str, function: Callable[..., Any], *args: Any) -> Any:
     sys.argv = list(command)  # what run folders record
+    with contextlib.suppress(OSError):  # a node without it has no relative paths either, and was refused for them
+        os.chdir(folder)
     return function(*args)  # Ray itself takes no partial functions
 
 

@@ -27,11 +27,11 @@ def cores() -> int:
 class Tasks:
     """Runs independent calls somewhere: :class:`Workers` here, :class:`encoderlab.execution.cluster.RayTasks` on a
     cluster. Functions are at module level, and write large results to files; ``ended`` gets the name and the result
-    of each finished call. ``cores`` is the number of calls that can run at once.
+    of each finished call. ``cores`` is the number of calls that can run at once, ``threads`` those of each, if set.
     """
 
-    def __init__(self, cores: int) -> None:
-        self.cores = cores
+    def __init__(self, cores: int, threads: int | None = None) -> None:
+        self.cores, self.threads = cores, threads
         self.ended: Callable[[str, Any], None] = lambda name, result: None
         self._pending: dict[Any, str] = {}  # what is waited for, and the name of its call
         self._entered = contextlib.ExitStack()
@@ -79,8 +79,8 @@ class Workers(Tasks):
     def __init__(self, number: int, *, always: bool = False, threads: int | None = None) -> None:
         if number < 1:
             raise ConfigError(f"workers {number}, expected at least 1; leave it out for one per core")
-        super().__init__(number)
-        self._here, self._threads = number == 1 and not always, threads
+        super().__init__(number, threads)
+        self._here = number == 1 and not always
         self._pool: ProcessPoolExecutor | None = None
         self._stop: Event
 
@@ -91,7 +91,7 @@ class Workers(Tasks):
         if self._pool is None:
             context = multiprocessing.get_context("spawn")
             self._stop = context.Event()
-            more: dict[str, Any] = {"initializer": _start, "initargs": (self._stop, self._threads)}
+            more: dict[str, Any] = {"initializer": _start, "initargs": (self._stop, self.threads)}
             self._pool = ProcessPoolExecutor(self.cores, mp_context=context, **more)
         while len(self._pending) >= self.cores + 2:
             self.wait()
