@@ -169,7 +169,7 @@ def test_a_corpus_has_the_same_bytes_wherever_its_parts_are_read(
             build_corpus(chosen, folder / "out", workers=1)
         elif place == "cluster":
             cores = data.draw(st.sampled_from([1, 2, 8]), label="cores")
-            build_corpus(chosen, folder / "out", tasks=lambda: Anywhere(cores, seed))
+            build_corpus(chosen, folder / "out", cluster=lambda sees: Anywhere(cores, seed))
         else:
             number = data.draw(st.integers(2, 5), label="shards")
             for index in range(number):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -164,7 +162,6 @@ def build(
         selection=kept.selection(),
         segmenter=segmenter,
     )
-    sees = [out, *(Path(source) for source in sources if os.path.exists(source))]
     with terminal.progress("corpus") as progress:
         record = build_corpus(
             settings,
@@ -173,7 +170,7 @@ def build(
             shard_index=shard_index,
             num_shards=num_shards,
             max_unknown=MAX_UNKNOWN if max_unknown is None else max_unknown,
-            tasks=None if where.on == "local" else partial(tasks_on, where.on, workers=where.workers, sees=sees),
+            cluster=None if where.on == "local" else lambda sees: tasks_on(where.on, workers=where.workers, sees=sees),
             progress=progress,
         )
     for source in record.sources:

@@ -122,7 +122,7 @@ def build_corpus(
     shard_index: int = 0,
     num_shards: int = 1,
     max_unknown: float = MAX_UNKNOWN,
-    tasks: Callable[[], Tasks] | None = None,
+    cluster: Callable[[Sequence[Path]], Tasks] | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> Manifest | PartRecord:
     """Build a corpus, or part ``shard_index`` of ``num_shards`` of one; returns its manifest, or the part's record.
@@ -133,17 +133,15 @@ def build_corpus(
     Args:
         workers: number of processes besides this one, which reads; with 1, this process does everything.
         max_unknown: the share of unknown tokens above which the tokenizer is refused for this text.
-        tasks: a cluster to read stretches and make shards instead; its nodes must see the sources and ``out``.
+        cluster: makes the cluster that reads stretches and makes shards instead; it takes what all nodes must see.
 
     Raises:
         ConfigError: wrong settings, or an output folder that is in use or has other content.
         DataError: sources that are missing, unreadable, without text, or not covered by the tokenizer.
     """
-    on_cluster = tasks is not None
-    out = Path(out) if tasks is None else Path(out).resolve()  # a cluster's workers are in other folders
-    if tasks is None:
-        tasks = functools.partial(Workers, workers)
-        tasks()  # refuses a wrong number before any work
+    out = Path(out) if cluster is None else Path(out).resolve()  # a cluster's workers are in other folders
+    tasks: Callable[[], Tasks] = functools.partial(Workers, workers)
+    tasks()  # refuses a wrong number before any work
     check_max_unknown(max_unknown)
     if num_shards < 1:
         raise ConfigError(f"num_shards {num_shards}, expected at least 1")
@@ -151,13 +149,18 @@ def build_corpus(
         raise ConfigError(f"shard index {shard_index} of {num_shards} shards, expected 0 to {num_shards - 1}")
     _check(settings)
     sources = resolve_sources(settings.sources, settings.reading)
-    if on_cluster:
+    if cluster is not None:
         sources = [replace(one, path=one.path if url_of(one.path) else one.path.resolve()) for one in sources]
+        first = {one.path.parent: one.path for one in reversed(sources) if url_of(one.path) is None}  # of each folder
+        tasks = functools.partial(cluster, [out, *first.values()])
     whole = num_shards == 1
     with held(out):
         if whole and (out / MANIFEST).exists():
             return _complete(settings, sources, out)
-        part = Part(out / WORK if whole else out, settings, sources, shard_index, num_shards, on_cluster)
+        if cluster is not None:
+            with tasks():  # which checks its nodes, before any work
+                pass
+        part = Part(out / WORK if whole else out, settings, sources, shard_index, num_shards, cluster is not None)
         part.claim(out)
         tokenizer = part.tokenizer(progress)
         if isinstance(settings.tokenizer, GivenTokenizer):
