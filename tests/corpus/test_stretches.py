@@ -7,6 +7,7 @@ import io
 import json
 import os
 import random
+import zipfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -176,6 +177,36 @@ def test_a_corpus_has_the_same_bytes_wherever_its_parts_are_read(
                 build_corpus(chosen, folder / f"part{index}", shard_index=index, num_shards=number)
             merge_corpora([folder / f"part{index}" for index in range(number)], folder / "out")
     assert digests(folder / "out") == digests(folder / "whole")
+
+
+def test_a_file_is_hashed_once_by_who_reads_it_whole_or_else_first(tmp_path, monkeypatch, given_tokenizer):
+    sizes(monkeypatch, 4000, 4, 4000)
+    text = tmp_path / "text"
+    text.mkdir()
+    (text / "long.txt").write_text(sample_text(300))
+    (text / "a.txt.gz").write_bytes(gzip.compress(sample_text(20).encode(), mtime=0))
+    with zipfile.ZipFile(text / "b.zip", "w") as archive:
+        for number in range(3):
+            archive.writestr(f"{number}.txt", sample_text(100, seed=number))
+    real, submitted, hashed = build.sha256, [], Counter[str]()
+
+    class Recorded(Anywhere):
+        def submit(self, function: Callable[..., Any], *args: Any, name: str = "") -> None:
+            if function in (build._hash, build._make_stretch):
+                submitted.append([path.name for path in args[0]] if function is build._hash else "stretch")
+            super().submit(function, *args, name=name)
+
+    def sha256(path: Path) -> str:
+        hashed[path.name] += path.parent == text
+        return real(path)
+
+    chosen = settings(text, tokenizer=given_tokenizer)
+    build_corpus(chosen, tmp_path / "whole")
+    monkeypatch.setattr(build, "sha256", sha256)
+    build_corpus(chosen, tmp_path / "out", cluster=lambda sees: Recorded(2, seed=0))
+    assert submitted[:2] == [["b.zip"], ["long.txt"]] and set(submitted[2:]) == {"stretch"} and len(submitted) > 5
+    assert hashed == {"a.txt.gz": 1, "b.zip": 1, "long.txt": 1}
+    assert digests(tmp_path / "out") == digests(tmp_path / "whole")
 
 
 class Counted(io.FileIO):

@@ -23,7 +23,7 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -321,12 +321,18 @@ class Part:
         total = sum(stretch.size for stretch in own) if all(map(_has_known_size, self.sources)) else None
         if done:
             progress("bytes of text", done, total)  # pieces of earlier sessions
+        firsts = {index for stretch in own if not stretch.part for index in range(stretch.first, stretch.end)}
+        to_hash = {self.sources[index].path: None for index in firsts}  # a machine hashes what it starts to read
         hashes: dict[str, str] = {}
         with pool() as tasks:
             there = _read_there(waiting, tasks.cores) if self.on_cluster else []
             if self.on_cluster:
-                tasks.ended = lambda name, result: hashes.update({name: result} if result else {})
+                tasks.ended = lambda name, result: hashes.update(result or {})
                 shared = tasks.share(self.sources)
+                read_there = {path for stretch in there for path in _read_whole(stretch, self.sources)}
+                for path in to_hash:
+                    if path not in read_there:
+                        tasks.submit(_hash, [path])  # first: of a long file it takes longer than anything else
             for stretch in there:
                 tasks.submit(_make_stretch, stretch, shared, self.folder, task)
                 progress("bytes of text", done := done + stretch.size, total)
@@ -336,12 +342,8 @@ class Part:
                 size = stretches[work.name.stretch].size
                 progress("bytes of text", done + (size if work.name.is_last else min(size, work.end.num_bytes)), total)
                 done += size if work.name.is_last else 0
-            firsts = {index for stretch in own if not stretch.part for index in range(stretch.first, stretch.end)}
-            for path in {self.sources[index].path: None for index in firsts}:  # a machine hashes what it starts to read
-                if self.on_cluster:
-                    tasks.submit(_hash, path, name=str(path))
-                else:
-                    hashes[str(path)] = _hash(path)  # while the last pieces are made
+            if not self.on_cluster:
+                hashes = _hash(to_hash)  # while the last pieces are made
             tasks.finish()
         made = pieces_made(self.folder)
         record = PartRecord(
@@ -482,13 +484,20 @@ def _read(
 
 def _make_stretch(
     stretch: SourceStretch, sources: Sequence[Source], folder: Path, make_piece: Callable[[Path, PieceInput], None]
-) -> None:
+) -> dict[str, str]:
+    """Make the missing pieces of a stretch, and hash the files that it reads whole."""
     made = pieces_made(folder, stretch.number)
-    if is_complete(made[stretch.number]):
-        return  # by a task whose node was lost before it could report
-    for work in _read(sources, [stretch], made):
-        if not (path := piece_path(folder, work.name)).exists():
-            make_piece(path, work)
+    if not is_complete(made[stretch.number]):  # by a task whose node was lost before it could report
+        for work in _read(sources, [stretch], made):
+            if not (path := piece_path(folder, work.name)).exists():
+                make_piece(path, work)
+    return _hash(_read_whole(stretch, sources))
+
+
+def _read_whole(stretch: SourceStretch, sources: Sequence[Source]) -> list[Path]:
+    """The files that nobody reads but the reader of this stretch."""
+    inside = () if stretch.part is not None else sources[stretch.first : stretch.end]
+    return [source.path for source in inside if source.member is None]
 
 
 def _make_piece(
@@ -519,9 +528,13 @@ def _load_segmenter(name: str | None) -> Segmenter | None:
     return None if name is None else make_segmenter(name)
 
 
-def _hash(path: Path) -> str:
-    with errors_of(str(path)):
-        return sha256(path)
+def _hash(paths: Iterable[Path]) -> dict[str, str]:
+    """SHA-256 of files by name."""
+    hashes = {}
+    for path in paths:
+        with errors_of(str(path)):
+            hashes[str(path)] = sha256(path)
+    return hashes
 
 
 def _source_record(source: Source, sha256: str) -> SourceRecord:
