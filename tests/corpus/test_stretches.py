@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import itertools
 import json
 import os
 import random
@@ -101,6 +102,70 @@ def test_stretches_read_one_by_one_hold_what_lies_between_them(tmp_path_factory,
         ]
 
 
+@st.composite
+def tables(draw: st.DrawFn) -> tuple[list[Any], list[int], bool]:
+    """Texts of rows, the rows of each row group, and whether there are other columns."""
+    kind = draw(st.sampled_from(["text", "lines"]))
+    text = st.text("ab é\n", max_size=60)
+    rows = draw(st.lists(st.none() | (text if kind == "text" else st.lists(text, max_size=3)), min_size=1, max_size=60))
+    groups, left = [], len(rows)
+    while left > 0:
+        groups.append(min(left, draw(st.sampled_from([0, 1, 1, 2, 5, 40]))))
+        left -= groups[-1]
+    return rows, groups + draw(st.sampled_from([[], [0]])), draw(st.booleans())
+
+
+def write_parquet(path: Path, rows: list[Any], groups: list[int], wide: bool = False) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    lines = any(isinstance(row, list) for row in rows)
+    kind = pyarrow.list_(pyarrow.string()) if lines else pyarrow.string()
+    more = (
+        {"text.id": pyarrow.array(range(len(rows))), "bytes": pyarrow.array([b"x" * 500] * len(rows))} if wide else {}
+    )
+    table = pyarrow.table({"text": pyarrow.array(rows, kind), **more})
+    with parquet.ParquetWriter(path, table.schema) as writer:
+        row = 0
+        for size in groups:
+            writer.write_table(table.slice(row, size), row_group_size=max(size, 1))
+            row += size
+
+
+@many
+@given(tables(), st.sampled_from([7, 40, 200]), st.sampled_from([1, 2, 4]), st.sampled_from([1, 60, 400]))
+def test_stretches_of_parquet_hold_the_same_documents_in_the_same_order(tmp_path_factory, table, block, ratio, piece):
+    """Of row groups of any size, empty ones too, and of any number of stretches; a stretch reads only its groups."""
+    path = tmp_path_factory.mktemp("parquet") / "a.parquet"
+    write_parquet(path, *table)
+    sources = find_sources([str(path)], Reading())
+    assert [group.rows for group in sources[0].groups] == table[1]
+    whole = list(read_documents(sources[0], Reading()))
+    edges = [0, *itertools.accumulate(table[1])]
+    with pytest.MonkeyPatch.context() as patch:
+        sizes(patch, block, ratio, piece)
+        stretches = divide(sources)
+        assert {stretch.start or 0 for stretch in stretches} <= set(edges)
+        together = list(read_work(sources, stretches))
+        read: list[range] = []
+        real = blocks.column_batches
+
+        def column_batches(file: Any, columns: Any, groups: range, stop: int | None) -> Any:
+            read.append(groups)
+            return real(file, columns, groups, stop)
+
+        patch.setattr(blocks, "column_batches", column_batches)
+        alone = [list(read_work(sources, [stretch])) for stretch in reversed(stretches)]
+        assert [work for each in reversed(alone) for work in each] == together
+        full = [number for number, rows in enumerate(table[1]) if rows]
+        assert [number for groups in reversed(read) for number in groups if number in full] == full
+        for each in alone:
+            for done, work in enumerate(each[:-1], 1):
+                stretch = stretches[work.name.stretch]
+                assert list(read_work(sources, [stretch], work.end, done)) == each[done:]
+    found = [(block, build.parse_block(block, Reading())[0]) for _, block in parts(together)]
+    assert [document for _, documents in found for document in documents] == whole
+    assert [number for block, _ in found for number in block.lines] == list(range(1, len(table[0]) + 1))
+
+
 class Anywhere:
     """A cluster's tasks in this process, done in any order."""
 
@@ -158,7 +223,12 @@ def test_a_corpus_has_the_same_bytes_wherever_its_parts_are_read(
         made = sample_text(
             data.draw(st.sampled_from([1, 4, 30] if number else [30]), label="documents"), seed=seed + number
         ).encode()
-        kind = data.draw(st.sampled_from(["txt", "txt.gz", "jsonl"]), label="kind")
+        kind = data.draw(st.sampled_from(["txt", "txt.gz", "jsonl", "parquet"]), label="kind")
+        if kind == "parquet":
+            rows = made.decode().split("\n\n")
+            size = data.draw(st.integers(1, 20), label="rows of a group")
+            write_parquet(text / f"{number}.parquet", rows, [size] * (len(rows) // size) + [len(rows) % size])
+            continue
         if kind == "jsonl":
             made = b"".join(json.dumps({"text": part.decode()}).encode() + b"\n" for part in made.split(b"\n\n"))
         (text / f"{number}.{kind}").write_bytes(gzip.compress(made, mtime=0) if kind == "txt.gz" else made)
@@ -239,7 +309,7 @@ def test_a_machine_reads_its_share_of_the_sources(tmp_path, monkeypatch, given_t
     chosen = settings(text, tokenizer=given_tokenizer if kind == "given" else small)
     build_corpus(chosen, tmp_path / "whole")
 
-    def counted(path: Path) -> Any:
+    def counted(path: Path, stop: int | None = None) -> Any:
         return io.BufferedReader(Counted(path), 512)
 
     parts = [tmp_path / f"part{index}" for index in range(4)]
@@ -282,12 +352,12 @@ def test_quoted_cells_and_compressed_files_are_not_divided(tmp_path, monkeypatch
     (tmp_path / "d.txt").write_text("small")
     (tmp_path / "e.txt").write_text("small")
     made = divide(find_sources([str(tmp_path)], Reading()))
-    assert [(one.first, one.end, one.part, one.is_long) for one in made] == [
+    assert [(one.first, one.end, one.start, one.is_long) for one in made] == [
         (0, 1, None, True),
         (1, 2, None, True),
         (2, 3, 0, False),
-        (2, 3, 1, False),
-        (2, 3, 2, False),
+        (2, 3, 200, False),
+        (2, 3, 400, False),
         (3, 5, None, False),
     ]
 

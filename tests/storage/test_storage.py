@@ -12,9 +12,15 @@ from pathlib import Path
 import pytest
 
 from encoderlab import cli
+from encoderlab.corpus import blocks
 from encoderlab.corpus.build import BuildSettings, NewTokenizer, build_corpus
+from encoderlab.corpus.documents import parse_block
+from encoderlab.corpus.find import find_sources
 from encoderlab.corpus.manifest import verify
+from encoderlab.corpus.pieces import read_work
 from encoderlab.corpus.shards import Corpus
+from encoderlab.corpus.sources import Reading
+from encoderlab.corpus.stretches import divide
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.records.dataset import labelled_files
 from encoderlab.storage import cache, mirror, places, streams
@@ -407,3 +413,41 @@ def test_bytes_are_hashed_as_they_pass(s3, monkeypatch):
     before = s3.happened.total()
     assert streams.sha256(url) == hashlib.sha256(data).hexdigest()
     assert s3.happened.total() == before  # nothing was read again
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_stretch_of_a_file_at_a_url_requests_little_else(s3, tmp_path, monkeypatch, kind):
+    """Of JSON lines its range and a little before it; of Parquet its row groups and the table of contents."""
+    draw = random.Random(3)
+    texts = [f"{number} " + draw.randbytes(1000).hex() for number in range(1600)]  # 3.2 MB
+    local, url = tmp_path / f"a.{kind}", f"{s3.bucket}/a.{kind}"
+    if kind == "jsonl":
+        local.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    else:
+        pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(
+            pyarrow.table({"text": texts}), local, row_group_size=100, compression="none", use_dictionary=False
+        )
+    places.upload(local, url)
+    for name, value in {"BLOCK": 40_000, "RANGE": 400_000, "_LOOK": 4000}.items():
+        monkeypatch.setattr(blocks, name, value)
+    monkeypatch.setattr(streams, "BLOCK", 40_000)
+    requested: list[int] = []
+    real = streams.RemoteFile._fetch
+
+    def fetch(file: streams.RemoteFile, number: int) -> bytes:
+        requested.append(number)
+        return real(file, number)
+
+    monkeypatch.setattr(streams.RemoteFile, "_fetch", fetch)
+    sources = find_sources([url], Reading())
+    assert len({*requested}) < 10  # not far beyond the beginning, or the end
+    stretches = divide(sources)
+    assert len(stretches) >= 8  # of ten blocks
+    found = []
+    for stretch in stretches:
+        requested.clear()
+        for work in read_work(sources, [stretch]):
+            found += [document for _, block in work.blocks for document in parse_block(block, Reading())[0]]
+        assert len({*requested}) <= {"jsonl": 12, "parquet": 16}[kind], (stretch, sorted(requested))
+    assert found == [[text] for text in texts]

@@ -7,6 +7,7 @@ before: after every :data:`BLOCK` bytes it is cut at the last end of a document 
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import json
 import sys
@@ -22,6 +23,7 @@ from encoderlab.records.reading import MAX_RECORD
 RANGE = 4 * BLOCK  # bytes of a file that can be read separately; a multiple of a block
 _LOOK = 1 << 16  # bytes in which the end of the last document is searched first
 _MARK = 3  # bytes of the longest mark of an end
+RECORDS = ("csv", "tsv", "parquet")  # formats that are read by records
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Position:
     """A place in a source between two blocks, from which reading can continue.
 
     ``offset`` counts bytes of the decompressed source, or records for CSV, TSV and Parquet. ``read`` is how far the
-    source had been read when the cut was made: the next cut is made further on.
+    source had been read when the cut was made, as far as ``offset`` for records: the next cut is made further on.
     """
 
     offset: int = 0
@@ -67,7 +69,7 @@ class SourceBlock:
 
 def read_blocks(source: Source, start: Position = START, stop: int | None = None) -> Iterator[SourceBlock]:
     """The blocks of a source from ``start`` on (the ``end`` of an earlier block, or :func:`range_start`), without those
-    that are cut after ``stop`` bytes were read.
+    that are cut after ``stop`` bytes were read, or rows of Parquet.
 
     Memory: 32 MB for text, 64 MB for JSON lines. A compressed source is decompressed again up to ``start``.
 
@@ -75,14 +77,14 @@ def read_blocks(source: Source, start: Position = START, stop: int | None = None
         DataError: the file cannot be read, is truncated or damaged, or has a record that is too long.
     """
     with errors_of(source.name):
-        if source.format in ("csv", "tsv", "parquet"):
-            yield from _record_blocks(source, start)
+        if source.format in RECORDS:
+            yield from _record_blocks(source, start, stop)
         else:
             yield from _byte_blocks(source, start, stop)
 
 
 def _byte_blocks(source: Source, start: Position, stop: int | None) -> Iterator[SourceBlock]:
-    with source.file.open() as file:
+    with source.file.open(stop) as file:
         before = min(_MARK, start.offset)  # bytes of an earlier block in which the mark of an end may begin
         _skip(file, start.offset - before)
         pending = file.read(before + start.read - start.offset)
@@ -153,11 +155,13 @@ def _forced_cut(data: bytes) -> int:
 
 def range_start(source: Source, read: int) -> Position:
     """The start of the first block, in a plain file of lines, that is cut after more than ``read`` bytes (a multiple of
-    :data:`BLOCK`); only a little of the file before it is read.
+    :data:`BLOCK`); only a little of the file before it is read. Of a Parquet file, row ``read``.
 
     Raises:
         DataError: the file cannot be read, or has a record that is too long.
     """
+    if source.format == "parquet":
+        return Position(read, read)
     if read == 0:
         return START
     last = read // RANGE * RANGE  # where a text was cut for want of an end, if it was
@@ -182,22 +186,37 @@ def range_start(source: Source, read: int) -> Position:
         return Position(last - RANGE + _forced_cut(file.read(RANGE)), read)
 
 
-def _record_blocks(source: Source, start: Position) -> Iterator[SourceBlock]:
-    records = _parquet_texts(source) if source.format == "parquet" else _table_texts(source)
+def range_starts(source: Source) -> list[int]:
+    """The rows at which the ranges of a Parquet file begin."""
+    starts, row, size = [0], 0, 0
+    for group in source.groups:
+        if size >= RANGE and group.rows and row > starts[-1]:
+            starts.append(row)
+            size = 0
+        row, size = row + group.rows, size + group.num_bytes
+    return starts
+
+
+def _record_blocks(source: Source, start: Position, stop: int | None) -> Iterator[SourceBlock]:
+    if source.format == "parquet":
+        records, ends = _parquet_texts(source, start.offset, stop), set(range_starts(source))
+    else:
+        records, ends = itertools.islice(_table_texts(source), start.offset, None), set()
     lines: list[bytes] = []
     numbers: list[int] = []
     size = 0
-    for record, (number, text) in enumerate(itertools.islice(records, start.offset, None), start.offset + 1):
+    for record, (number, text) in enumerate(records, start.offset + 1):
         data = json.dumps(text).encode()
         lines.append(data)
         numbers.append(number)
         size += len(data) + 1
-        if size >= BLOCK:
-            end = Position(record)
+        if size >= BLOCK or record in ends:
+            end = Position(record, record)
             yield SourceBlock(source=source, data=b"\n".join(lines), start=start.offset, end=end, lines=tuple(numbers))
             lines, numbers, size, start = [], [], 0, end
     if lines:
-        end = Position(start.offset + len(lines))
+        record = start.offset + len(lines)
+        end = Position(record, record)
         yield SourceBlock(source=source, data=b"\n".join(lines), start=start.offset, end=end, lines=tuple(numbers))
 
 
@@ -219,7 +238,14 @@ def _table_texts(source: Source) -> Iterator[tuple[int, str | dict[str, str]]]:
             yield line, {"problem": f"line {line} has {len(cells)} columns, {expected}"}
 
 
-def _parquet_texts(source: Source) -> Iterator[tuple[int, Any]]:
-    batches = column_batches(source.file, [str(source.field)])
+def _parquet_texts(source: Source, start: int, stop: int | None) -> Iterator[tuple[int, Any]]:
+    """The number and text of each row from ``start`` to ``stop``, counted from 0; only their row groups are read."""
+    edges = list(itertools.accumulate((group.rows for group in source.groups), initial=0))
+    first = bisect.bisect_right(edges, start) - 1 if source.groups else 0
+    last = bisect.bisect_left(edges, stop) if stop is not None else len(source.groups)
+    groups = range(first, last) if source.groups else None
+    end = source.groups[last - 1].end if stop is not None else None
+    batches = column_batches(source.file, [str(source.field)], groups, end)
     texts = itertools.chain.from_iterable(batch.column(0).to_pylist() for batch in batches)
-    yield from ((number, text or "") for number, text in enumerate(texts, 1))
+    rows = enumerate(texts, edges[first] + 1)
+    yield from ((number, text or "") for number, text in itertools.islice(rows, start - edges[first], None))

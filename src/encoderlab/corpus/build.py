@@ -65,7 +65,7 @@ from encoderlab.storage.streams import sha256
 
 log = logging.getLogger(__name__)
 
-VERSION = 2  # of how the input is divided into pieces and sampled; a build of another version is refused
+VERSION = 3  # of how the input is divided into pieces and sampled; a build of another version is refused
 LOOK = 128  # times the bytes of the sample: the most to read for it of files that must be read from the beginning
 
 
@@ -321,7 +321,7 @@ class Part:
         total = sum(stretch.size for stretch in own) if all(map(_has_known_size, self.sources)) else None
         if done:
             progress("bytes of text", done, total)  # pieces of earlier sessions
-        firsts = {index for stretch in own if not stretch.part for index in range(stretch.first, stretch.end)}
+        firsts = {index for stretch in own if not stretch.start for index in range(stretch.first, stretch.end)}
         to_hash = {self.sources[index].path: None for index in firsts}  # a machine hashes what it starts to read
         hashes: dict[str, str] = {}
         with pool() as tasks:
@@ -432,7 +432,7 @@ def _blocks_at(source: Source, places: Sequence[int], number: int) -> Iterator[S
     elif places:
         wanted = set(places)
         for index, block in enumerate(read_blocks(source)):
-            place = (block.end.read - 1) // blocks.BLOCK if block.end.read else index
+            place = index if source.format in blocks.RECORDS else (block.end.read - 1) // blocks.BLOCK
             if place > places[-1]:
                 return
             if place in wanted:
@@ -496,7 +496,7 @@ def _make_stretch(
 
 def _read_whole(stretch: SourceStretch, sources: Sequence[Source]) -> list[Path]:
     """The files that nobody reads but the reader of this stretch."""
-    inside = () if stretch.part is not None else sources[stretch.first : stretch.end]
+    inside = () if stretch.start is not None else sources[stretch.first : stretch.end]
     return [source.path for source in inside if source.member is None]
 
 

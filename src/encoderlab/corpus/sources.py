@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from encoderlab.errors import DataError
-from encoderlab.records.opening import BLOCK, COMPRESSED, HEAD, File, column_schema, errors_of
+from encoderlab.records.opening import BLOCK, COMPRESSED, HEAD, File, RowGroup, column_schema, errors_of, row_groups
 from encoderlab.records.reading import MAX_RECORD, SEPARATORS, Dialect, TableRow, find_dialect, json_value, rows
 from encoderlab.storage.places import info
 
@@ -66,7 +66,9 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """One file, or one member of a zip archive. ``field`` and ``dialect`` are known after :func:`inspect_source`."""
+    """One file, or one member of a zip archive. ``field``, ``dialect`` and the row groups of a Parquet file are known
+    after :func:`inspect_source`.
+    """
 
     path: Path
     format: Format
@@ -75,6 +77,7 @@ class Source:
     field: str | int | None = None
     dialect: Dialect | None = None
     member_bytes: int = 0
+    groups: tuple[RowGroup, ...] = ()
 
     @property
     def file(self) -> File:
@@ -218,7 +221,17 @@ def _inspect_table(source: Source, reading: Reading) -> Source:
 
 def _inspect_parquet(source: Source, reading: Reading) -> Source:
     with errors_of(source.name):
-        schema = column_schema(source.file)
+        field = _parquet_field(source, reading)
+        return dataclasses.replace(source, field=field, groups=row_groups(source.file, field))
+
+
+def _parquet_field(source: Source, reading: Reading) -> str:
+    """The column of text: the given one, else one of a known name, else the only one.
+
+    Raises:
+        DataError: no such column, or several.
+    """
+    schema = column_schema(source.file)
     kinds = ("string", "large_string", "string_view")
     columns = listed([f"{item.name} ({item.type})" for item in schema])
     strings = [item.name for item in schema if str(item.type) in kinds]
@@ -227,13 +240,13 @@ def _inspect_parquet(source: Source, reading: Reading) -> Source:
     if reading.field is not None:
         if reading.field not in texts:
             raise DataError(f"{source.name}: no text column {reading.field!r}; it has {columns}")
-        return dataclasses.replace(source, field=reading.field)
+        return str(reading.field)
     known = next((name for name in TEXT_FIELDS if name in texts), None)
     only = strings or texts
     if known is None and len(only) != 1:
         remedy = "give --field" if texts else "text is of type string, or a list of strings"
         raise DataError(f"{source.name}: which column holds the text? it has {columns}; {remedy}")
-    return dataclasses.replace(source, field=known or only[0])
+    return known or only[0]
 
 
 def table_rows(source: Source) -> Iterator[TableRow]:

@@ -11,12 +11,13 @@ import gzip
 import io
 import json
 import lzma
+import os
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from encoderlab.errors import DataError, MissingDependency
 from encoderlab.files import read_json
@@ -65,12 +66,12 @@ class File:
     def __str__(self) -> str:
         return self.name or (str(self.path) if self.member is None else f"{self.path}!{self.member}")
 
-    def open(self) -> Any:
-        """The decompressed bytes, as a binary file."""
+    def open(self, stop: int | None = None) -> Any:
+        """The decompressed bytes, as a binary file. Of a plain one nothing after byte ``stop`` is read ahead."""
         openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open, ".zst": _open_zstd}
         opener = openers.get(Path(self.member or self.path).suffix.lower())
         if self.member is None and opener is None:
-            return open_file(self.path)
+            return open_file(self.path, stop)
         place: Any = self.path if url_of(self.path) is None else open_file(self.path)
         file = place if self.member is None else zipfile.ZipFile(place).open(self.member)
         return file if opener is None else opener(file)
@@ -161,20 +162,52 @@ class _ZstdFile(io.RawIOBase):
         super().close()
 
 
+class RowGroup(NamedTuple):
+    """A row group of a Parquet file: its rows, the bytes of one column of them, and the byte of the file at which that
+    ends.
+    """
+
+    rows: int
+    num_bytes: int
+    end: int
+
+
 def column_schema(file: File) -> Any:
     """The ``pyarrow.Schema`` of a Parquet or Arrow file."""
     with _open_columns(file) as opened:
         return getattr(opened, "schema_arrow", None) or opened.schema
 
 
-def column_batches(file: File, columns: Sequence[str] | None = None) -> Iterator[Any]:
-    """The rows of a Parquet or Arrow file as record batches of about 4 MB, at most 1,024 rows."""
+def row_groups(file: File, column: str) -> tuple[RowGroup, ...]:
+    """The row groups of a Parquet file; none of an Arrow file."""
     with _open_columns(file) as opened:
+        if not hasattr(opened, "metadata"):
+            return ()
+        groups = [opened.metadata.row_group(number) for number in range(opened.metadata.num_row_groups)]
+    found = []
+    for group in groups:
+        inside = [group.column(number) for number in range(group.num_columns)]
+        inside = [one for one in inside if one.path_in_schema == column or one.path_in_schema.startswith(f"{column}.")]
+        begin = (one.dictionary_page_offset or one.data_page_offset for one in inside)
+        end = max((start + one.total_compressed_size for start, one in zip(begin, inside, strict=True)), default=0)
+        found.append(RowGroup(group.num_rows, sum(one.total_uncompressed_size for one in inside), end))
+    return tuple(found)
+
+
+def column_batches(
+    file: File, columns: Sequence[str] | None = None, groups: range | None = None, stop: int | None = None
+) -> Iterator[Any]:
+    """The rows of a Parquet or Arrow file as record batches of about 4 MB, at most 1,024 rows.
+
+    Of a Parquet file, those of the row groups ``groups``, which end at byte ``stop``; None for all.
+    """
+    with _open_columns(file, stop) as opened:
         if hasattr(opened, "iter_batches"):
-            groups = map(opened.metadata.row_group, range(opened.metadata.num_row_groups))
-            row_bytes = sum(group.total_byte_size for group in groups) / max(opened.metadata.num_rows, 1)
+            sizes = map(opened.metadata.row_group, range(opened.metadata.num_row_groups))
+            row_bytes = sum(group.total_byte_size for group in sizes) / max(opened.metadata.num_rows, 1)
             rows = max(1, min(1024, int(BLOCK / max(row_bytes, 1))))  # a thousand books would not fit into memory
-            yield from opened.iter_batches(batch_size=rows, columns=columns, use_threads=False)
+            chosen = None if groups is None else list(groups)
+            yield from opened.iter_batches(batch_size=rows, columns=columns, row_groups=chosen, use_threads=False)
             return
         whole = hasattr(opened, "get_batch")
         for batch in map(opened.get_batch, range(opened.num_record_batches)) if whole else opened:
@@ -197,8 +230,10 @@ def class_names(file: File) -> dict[str, list[str]]:
         return {}
 
 
-def _open_columns(file: File) -> Any:
-    """A ``pyarrow.parquet.ParquetFile``, or a reader of Arrow's formats for files or streams, by its first bytes."""
+def _open_columns(file: File, stop: int | None = None) -> Any:
+    """A ``pyarrow.parquet.ParquetFile``, or a reader of Arrow's formats for files or streams, by its last bytes; near
+    them a Parquet file has its table of contents.
+    """
     try:
         import pyarrow.ipc
         import pyarrow.parquet
@@ -206,13 +241,15 @@ def _open_columns(file: File) -> Any:
         raise MissingDependency("pyarrow", "data", f"reading {file}") from None
     if file.member or file.path.suffix.lower() in COMPRESSED:
         raise DataError(f"{file}: Parquet or Arrow within an archive; unpack it first (Parquet is compressed itself)")
-    with open_file(file.path) as opened:
-        mark = opened.read(6)
     remote = url_of(file.path) is not None
-    source = open_file(file.path) if remote else pyarrow.OSFile(str(file.path))
+    source = open_file(file.path, stop) if remote else pyarrow.OSFile(str(file.path))
+    source.seek(0, os.SEEK_END)
+    source.seek(max(0, source.tell() - 6))
+    mark = source.read(6)
+    source.seek(0)
     if mark == b"ARROW1":
         return pyarrow.ipc.open_file(source)
-    if file.path.suffix.lower() == ".arrow" and mark[:4] != b"PAR1":
+    if file.path.suffix.lower() == ".arrow" and mark[2:] != b"PAR1":
         return pyarrow.ipc.open_stream(source)
     return pyarrow.parquet.ParquetFile(source, pre_buffer=False, buffer_size=BLOCK)
 

@@ -17,10 +17,10 @@ KEPT = 4  # blocks in memory besides these, for readers that seek
 _HASHES: dict[tuple[str, places.Info], str] = {}  # of files that this process read from start to end
 
 
-def open_file(path: str | os.PathLike[str]) -> IO[bytes]:
+def open_file(path: str | os.PathLike[str], stop: int | None = None) -> IO[bytes]:
     """A local file, or one at a URL, for reading; both can seek.
 
-    Memory: 32 MB for a URL.
+    Memory: 32 MB for a URL. After byte ``stop`` nothing is requested before it is read.
 
     Raises:
         DataError: it is not there, or cannot be read.
@@ -29,7 +29,7 @@ def open_file(path: str | os.PathLike[str]) -> IO[bytes]:
     url = places.url_of(path)
     if url is None:
         return open(path, "rb")
-    return io.BufferedReader(RemoteFile(url), 1 << 18)
+    return io.BufferedReader(RemoteFile(url, stop), 1 << 18)
 
 
 def sha256(path: str | os.PathLike[str]) -> str:
@@ -42,14 +42,15 @@ def sha256(path: str | os.PathLike[str]) -> str:
 
 
 class RemoteFile(io.RawIOBase):
-    """A file at a URL. Blocks ahead are requested while the file is read in order.
+    """A file at a URL. Blocks ahead, up to byte ``stop``, are requested from the second one on that is read in order.
 
     Raises:
         DataError: it is not there, cannot be read, or changes while it is read.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, stop: int | None = None) -> None:
         self.name = self._url = url
+        self._stop = stop
         self._place, self._checked = 0, False
         self._system, self._path = places.file_system(url)
         # Otherwise fsspec requests 5 MB after each range, and forgets them.
@@ -61,7 +62,7 @@ class RemoteFile(io.RawIOBase):
             self._info = self._info._replace(size=len(self._whole))
         self._pool = ThreadPoolExecutor(AHEAD, thread_name_prefix="storage")
         self._blocks: dict[int, Future[bytes]] = {}
-        self._last = -1  # block that was read last
+        self._last: int | None = None  # block that was read last
         self._hash, self._hashed = hashlib.sha256(), 0
 
     def readable(self) -> bool:
@@ -95,9 +96,9 @@ class RemoteFile(io.RawIOBase):
         return len(data)
 
     def _block(self, number: int) -> bytes:
-        last = (self._info.size - 1) // BLOCK
+        last = (min(self._info.size, self._stop or self._info.size) - 1) // BLOCK
         needed = [number]
-        if number in (self._last, self._last + 1):
+        if self._last is not None and number in (self._last, self._last + 1):
             needed += range(number + 1, min(number + AHEAD, last) + 1)
         self._last = number
         for other in needed:
