@@ -138,6 +138,19 @@ def test_a_lost_node_loses_no_task(cluster, tmp_path):
     assert sum(len(path.read_text()) for path in tmp_path.glob("*.tries")) == 4  # one of them twice
 
 
+def test_a_head_that_was_started_again_without_its_memory_is_lost(cluster, monkeypatch):
+    monkeypatch.setattr("encoderlab.execution.cluster.HEAD", 0.0)
+    with RayTasks() as tasks:
+        tasks.submit(time.sleep, 8)
+        tasks._away, tasks._cluster = True, "another"
+        with pytest.raises(DataError, match="is lost .another one runs there.; run the same command again"):
+            tasks.finish()
+    with RayTasks() as tasks:
+        tasks.submit(time.sleep, 3)
+        tasks._away = True  # and the same one again
+        tasks.finish()
+
+
 def test_nodes_that_differ_are_named(cluster, tmp_path, monkeypatch):
     import encoderlab.execution.cluster as module
 
@@ -305,7 +318,7 @@ def compare(name: str, threads: int, say: object, *, place: Path) -> dict[str, i
     return {"threads": threads}
 
 
-def test_a_comparison_whose_node_is_lost_is_repeated(cluster, tmp_path):
+def test_a_comparison_whose_node_is_lost_is_repeated(cluster, tmp_path, capsys):
     made, _ = cluster
     node = made.add_node(num_cpus=1, object_store_memory=80 << 20)
     made.wait_for_nodes()
@@ -322,6 +335,7 @@ def test_a_comparison_whose_node_is_lost_is_repeated(cluster, tmp_path):
     done = Comparisons(on="ray").measure(measure, names, lambda name, result: None, threads=None, reads=[tmp_path])
     thread.join()
     assert list(done["measurements"]) == names and {one["threads"] for one in done["measurements"].values()} == {1}
+    assert "raylet" not in capsys.readouterr().out  # which is for the answer
     assert places.read_text().count(node.node_id) == 1 and len(places.read_text().split()) == 7  # one of them twice
 
 

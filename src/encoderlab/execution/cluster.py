@@ -96,11 +96,22 @@ class RayTasks(Tasks):
         try:
             host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
             self._head, self._answered = (host.strip("[]"), int(port)), time.monotonic()
+            self._cluster = self._identity()
             self._check_nodes()
         except BaseException:
             self._close()
             raise
-        return super().__enter__()
+        super().__enter__()
+        # Otherwise Ray prints a line for a lost node to standard output, where --json prints one object.
+        printing = ray._private.worker
+        self._entered.callback(setattr, printing, "_worker_logs_enabled", printing._worker_logs_enabled)
+        printing._worker_logs_enabled = False
+        return self
+
+    def _identity(self) -> Any:
+        """The cluster at the address of the head; one that was started again without its memory is another."""
+        host, port = self._head
+        return self._ray._raylet.GcsClient(address=f"{host}:{port}").cluster_id  # type: ignore[attr-defined]
 
     def _connect(self) -> None:
         host, colon, port = (self._address or os.environ.get("RAY_ADDRESS") or "").rpartition(":")
@@ -216,8 +227,8 @@ class RayTasks(Tasks):
         host, port = self._head
         try:
             socket.create_connection(self._head, timeout=LOOK).close()
-            if self._away:  # one that was started again without its memory takes connections, and refuses this
-                self._ray._raylet.GcsClient(address=f"{host}:{port}")  # type: ignore[attr-defined]
+            if self._away and self._identity() != self._cluster:
+                raise ConnectionError("another one runs there")
             self._away, self._answered = False, time.monotonic()
         except (OSError, self._ray.exceptions.RayError) as error:
             self._away = True
@@ -298,7 +309,10 @@ class RayTasks(Tasks):
 
 def _no_cluster(address: str, error: Exception) -> ConfigError:
     said = " ".join(str(error).split())[:160]
-    return ConfigError(f"--on ray: no cluster at {address} ({said}); start one with: ray start --head")
+    return ConfigError(
+        f"--on ray: no cluster at {address} ({said}); start one with: ray start --head, or set RAY_AUTH_MODE=token for "
+        "one that asks for a token"
+    )
 
 
 def _amounts(resources: Mapping[str, float]) -> str:
