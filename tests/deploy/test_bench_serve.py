@@ -24,23 +24,23 @@ def test_clients_ask_every_text_once() -> None:
     with serving(tiny("bert-tiny").eval()) as asked:
         given = bench.texts(WORDS, 40)
         assert given == bench.texts(WORDS, 40) != bench.texts(WORDS, 40, seed=1)
-        load = asyncio.run(bench.closed(bench.Place(asked.port, 0), given, 5))
+        load = asyncio.run(bench.closed(bench.Started(asked.port, 0), given, 5))
         assert (len(load.latencies), load.refusals, load.failed) == (40, [], 0)
         assert load.rate == pytest.approx(40 / load.seconds) and 0 < load.quantile(0.5) <= load.quantile(0.99)
         assert 'te_request_total{method="embed"} 40.0' in asked("/metrics")[1]
 
 
-def test_a_place_has_its_own_path_and_field() -> None:
+def test_a_server_has_its_own_path_and_field() -> None:
     with serving(tiny("bert-tiny").eval()) as asked:
-        place = bench.Place(asked.port, 0, path="/v1/embeddings", field="input")
-        load = asyncio.run(bench.closed(place, bench.texts(WORDS, 6), 2))
+        server = bench.Started(asked.port, 0, path="/v1/embeddings", field="input")
+        load = asyncio.run(bench.closed(server, bench.texts(WORDS, 6), 2))
         assert (len(load.latencies), load.refusals) == (6, [])
         assert 'te_request_total{method="v1/embeddings"} 6.0' in asked("/metrics")[1]
 
 
 def test_more_than_a_server_can_do_is_refused() -> None:
     with serving(tiny("bert-tiny").eval(), slow=0.05, max_wait=0.2) as asked:
-        load = asyncio.run(bench.opened(bench.Place(asked.port, 0), bench.texts(WORDS, 60), 400))
+        load = asyncio.run(bench.opened(bench.Started(asked.port, 0), bench.texts(WORDS, 60), 400))
         assert len(load.latencies) + len(load.refusals) == 60 and load.failed == 0
         assert load.refusals and max(load.refusals) < max(load.latencies)
 

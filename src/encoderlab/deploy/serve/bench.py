@@ -152,8 +152,8 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a started server answers: port, process, and the path and field that take a text."""
+class Started:
+    """A server that answers: its port and process, and the path and field that take a text."""
 
     port: int
     pid: int
@@ -164,18 +164,18 @@ class Place:
 class _KeptConnection:
     """A connection that is kept."""
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    def __init__(self, server: Started) -> None:
+        self.server = server
         self.streams: Any = None
 
     async def ask(self, text: str) -> int:
         """The status of the answer, after reading it completely."""
         if self.streams is None:
-            self.streams = await asyncio.open_connection("127.0.0.1", self.place.port)
+            self.streams = await asyncio.open_connection("127.0.0.1", self.server.port)
         reader, writer = self.streams
-        body = json.dumps({self.place.field: text}).encode()
+        body = json.dumps({self.server.field: text}).encode()
         head = (
-            f"POST {self.place.path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            f"POST {self.server.path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n\r\n"
         )
         writer.write(head.encode() + body)
@@ -190,12 +190,12 @@ class _KeptConnection:
             self.streams = None
 
 
-async def closed(place: Place, texts: Sequence[str], clients: int) -> Load:
+async def closed(server: Started, texts: Sequence[str], clients: int) -> Load:
     """Clients that each send the next request as soon as they are answered, until all texts are sent."""
     load, left = Load(), iter(texts)
 
     async def client() -> None:
-        connection = _KeptConnection(place)
+        connection = _KeptConnection(server)
         for text in left:
             began = time.perf_counter()
             status = await connection.ask(text)
@@ -208,12 +208,12 @@ async def closed(place: Place, texts: Sequence[str], clients: int) -> Load:
     return load
 
 
-async def opened(place: Place, texts: Sequence[str], rate: float) -> Load:
+async def opened(server: Started, texts: Sequence[str], rate: float) -> Load:
     """Requests at a fixed rate, whether or not earlier ones are answered."""
     load, free = Load(), list[_KeptConnection]()
 
     async def one(text: str) -> None:
-        connection = free.pop() if free else _KeptConnection(place)
+        connection = free.pop() if free else _KeptConnection(server)
         began = time.perf_counter()
         try:
             status = await connection.ask(text)
@@ -241,11 +241,11 @@ def cpu(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def measured(place: Place, texts: Sequence[str], clients: int) -> Load:
+def measured(server: Started, texts: Sequence[str], clients: int) -> Load:
     """As :func:`closed`, with the server's processor time."""
-    before = cpu(place.pid)
-    load = asyncio.run(closed(place, texts, clients))
-    load.cpu = cpu(place.pid) - before
+    before = cpu(server.pid)
+    load = asyncio.run(closed(server, texts, clients))
+    load.cpu = cpu(server.pid) - before
     return load
 
 
@@ -256,31 +256,31 @@ def memory(pid: int) -> int:
 
 
 @contextlib.contextmanager
-def up(all_of: Sequence[Contender], threads: int) -> Iterator[dict[str, Place]]:
-    """The place of every contender, once it answers.
+def up(all_of: Sequence[Contender], threads: int) -> Iterator[dict[str, Started]]:
+    """The server of every contender, once it answers.
 
     Raises:
         EncoderlabError: one does not start.
     """
     running: list[subprocess.Popen[bytes]] = []
-    places: dict[str, Place] = {}
+    servers: dict[str, Started] = {}
     try:
         for contender in all_of:
             with socket.create_server(("127.0.0.1", 0)) as free:
                 port = free.getsockname()[1]
             process = contender.start(port, threads)
             running.append(process)
-            place = Place(port, process.pid, contender.path, contender.field)
+            server = Started(port, process.pid, contender.path, contender.field)
             end = time.monotonic() + 300
-            while not asyncio.run(_answers(place)):
+            while not asyncio.run(_answers(server)):
                 if process.poll() is not None or time.monotonic() > end:
                     process.kill()
                     running.remove(process)
                     said = process.communicate()[1].decode(errors="replace").strip().splitlines() or ["no message"]
                     raise EncoderlabError(f"{contender.name} does not start: {said[-1][:300]}")
                 time.sleep(0.5)
-            places[contender.name] = place
-        yield places
+            servers[contender.name] = server
+        yield servers
     finally:
         for process in running:
             process.terminate()
@@ -288,9 +288,9 @@ def up(all_of: Sequence[Contender], threads: int) -> Iterator[dict[str, Place]]:
             process.communicate()
 
 
-async def _answers(place: Place) -> bool:
+async def _answers(server: Started) -> bool:
     try:
-        return await _KeptConnection(place).ask("a") == 200
+        return await _KeptConnection(server).ask("a") == 200
     except (OSError, asyncio.IncompleteReadError, IndexError):
         return False
 
@@ -309,28 +309,28 @@ def measure(
     """Requests per second, latencies and ratios of all contenders, in turns."""
     result: dict[str, Any] = {"clients": {}, "threads": threads, "requests": requests, "turns": turns}
     short = [" ".join(words[:SHORT])]
-    with up(all_of, threads) as places:
-        begun = {name: memory(place.pid) for name, place in places.items()}
-        for name, place in places.items():
-            asyncio.run(closed(place, texts(words, 32, seed=-1), 8))
+    with up(all_of, threads) as servers:
+        begun = {name: memory(server.pid) for name, server in servers.items()}
+        for name, server in servers.items():
+            asyncio.run(closed(server, texts(words, 32, seed=-1), 8))
             say(f"{name} answers")
         for count in clients:
-            loads: dict[str, list[Load]] = {name: [] for name in places}
+            loads: dict[str, list[Load]] = {name: [] for name in servers}
             for turn in range(turns):
                 sentences = texts(words, requests, seed=turn)
-                for name, place in places.items():
-                    last = measured(place, sentences, count)
+                for name, server in servers.items():
+                    last = measured(server, sentences, count)
                     loads[name].append(last)
                     say(
                         f"{count} clients, {name}: {last.rate:.1f} requests/s, {1000 * last.cpu / requests:.1f} ms each"
                     )
             result["clients"][str(count)] = {name: _row(some, loads["own"]) for name, some in loads.items()}
-        alone: dict[str, list[Load]] = {name: [] for name in places}
+        alone: dict[str, list[Load]] = {name: [] for name in servers}
         for _ in range(turns):
-            for name, place in places.items():
-                alone[name].append(measured(place, short * 30, 1))
+            for name, server in servers.items():
+                alone[name].append(measured(server, short * 30, 1))
         result["short"] = {name: _row(some, alone["own"]) for name, some in alone.items()}
-        result["memory"] = {name: {"begin": begun[name], "end": memory(place.pid)} for name, place in places.items()}
+        result["memory"] = {name: {"begin": begun[name], "end": memory(server.pid)} for name, server in servers.items()}
     if overload:
         result["overload"] = _overload(all_of[0], words, result, requests, threads, say)
     return result
@@ -362,13 +362,13 @@ def _overload(
     most = max(result["clients"], key=int)
     wait = f"{result['clients'][most]['own']['p99'] / 1000:.3f}"
     patient = replace(own, command=(*own.command, "--max-wait", wait))
-    with up([patient], threads) as places:
-        place = places[own.name]
-        asyncio.run(closed(place, texts(words, 32, seed=-1), 8))
-        usual = measured(place, texts(words, requests, seed=-3), int(most))
-        rate, before = 3 * usual.rate, memory(place.pid)
-        load = asyncio.run(opened(place, texts(words, 3 * requests, seed=-2), rate))
-        after = memory(place.pid)
+    with up([patient], threads) as servers:
+        server = servers[own.name]
+        asyncio.run(closed(server, texts(words, 32, seed=-1), 8))
+        usual = measured(server, texts(words, requests, seed=-3), int(most))
+        rate, before = 3 * usual.rate, memory(server.pid)
+        load = asyncio.run(opened(server, texts(words, 3 * requests, seed=-2), rate))
+        after = memory(server.pid)
     said = {
         "max_wait": float(wait),
         "usual_p99": usual.quantile(0.99),
