@@ -307,6 +307,18 @@ def test_a_dry_run_prints_every_run_and_writes_nothing(place: Path, capsys: pyte
     assert main(["study", str(path)]) == 2 and "needs --out" in capsys.readouterr().err
 
 
+def test_nodes_of_a_cluster_must_see_the_corpora_and_the_data(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Path] = []
+
+    def tasks_on(on: str, *, sees: Sequence[Path], **more: Any) -> None:
+        asked.extend(sees)
+        raise ConfigError("no cluster")
+
+    monkeypatch.setattr("encoderlab.commands.study.tasks_on", tasks_on)
+    assert main(["study", str(written(place)), "--out", str(place / "away"), "--on", "ray"]) == 2
+    assert asked == [place / "away", place / SMALL["corpus"], place / "pairs.txt"] and not (place / "away").exists()
+
+
 def test_the_command_runs_processes_and_stops_in_time(
     place: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -73,7 +73,7 @@ def study(
                 execute = local(workers=number, deadline=deadline, begun=_say_begun)
             else:
                 need = Need(cores=plan.study.threads, gpus=None)
-                tasks = tasks_on(where.on, workers=where.workers, need=need, sees=[out])
+                tasks = tasks_on(where.on, workers=where.workers, need=need, sees=[out, *plan.reads()])
                 stack.enter_context(tasks)
                 execute = tasks.jobs(deadline=deadline, begun=_say_begun)  # type: ignore[attr-defined]
             results = run(plan, out if where.on == "local" else out.resolve(), execute, retry=retry, say=terminal.note)

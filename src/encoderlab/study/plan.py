@@ -115,6 +115,12 @@ class StudyPlan:
     def corpus(self, arm: str) -> Path:
         return self.base / (self.arms[arm].corpus or self.study.corpus or "")
 
+    def reads(self) -> list[Path]:
+        """The corpora, and the files and folders of measures, that its runs read."""
+        measured = (measure.data for measure in self.study.measures)
+        files = [file for data in measured for file in ((data,) if isinstance(data, str) else data)]
+        return list(dict.fromkeys([*map(self.corpus, self.arms), *(self.base / file for file in files)]))
+
     def base_value(self, arm: str) -> float:
         """The value of the tuned field in an arm's recipe."""
         assert self.study.tune is not None
