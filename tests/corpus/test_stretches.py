@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as trials
 from hypothesis import strategies as st
 
-from encoderlab.corpus import blocks, build, pieces
+from encoderlab.corpus import blocks, build, merge, pieces
 from encoderlab.corpus.blocks import SourceBlock, read_blocks
 from encoderlab.corpus.build import GivenTokenizer, NewTokenizer, build_corpus
 from encoderlab.corpus.documents import read_documents
@@ -360,6 +360,20 @@ def test_quoted_cells_and_compressed_files_are_not_divided(tmp_path, monkeypatch
         (2, 3, 400, False),
         (3, 5, None, False),
     ]
+
+
+@many
+@given(st.lists(st.integers(0, 5)), st.sets(st.tuples(st.integers(0, 3), st.integers(0, 5)), max_size=8))
+def test_pieces_of_a_stretch_are_found_without_the_others(tmp_path_factory, sizes, missing):
+    """Up to the first one that is missing."""
+    part = tmp_path_factory.mktemp("part")
+    (part / "pieces").mkdir()
+    for stretch, size in enumerate(sizes):
+        for place in range(size):
+            if (stretch, place) not in missing:
+                merge.piece_path(part, pieces.PieceName(stretch, place, place == size - 1)).touch()
+    made = merge.pieces_made(part)
+    assert all(merge.pieces_of(part, stretch) == made[stretch] for stretch in range(len(sizes) + 1))
 
 
 def test_a_stretch_whose_pieces_are_there_is_not_read_again(tmp_path):

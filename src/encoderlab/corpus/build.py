@@ -46,6 +46,7 @@ from encoderlab.corpus.merge import (
     piece_origin,
     piece_path,
     pieces_made,
+    pieces_of,
     read_part,
     too_many_unknown,
 )
@@ -486,9 +487,9 @@ def _make_stretch(
     stretch: SourceStretch, sources: Sequence[Source], folder: Path, make_piece: Callable[[Path, PieceInput], None]
 ) -> dict[str, str]:
     """Make the missing pieces of a stretch, and hash the files that it reads whole."""
-    made = pieces_made(folder, stretch.number)
-    if not is_complete(made[stretch.number]):  # by a task whose node was lost before it could report
-        for work in _read(sources, [stretch], made):
+    made = pieces_of(folder, stretch.number)
+    if not is_complete(made):  # by a task whose node was lost before it could report
+        for work in _read(sources, [stretch], {stretch.number: made}):
             if not (path := piece_path(folder, work.name)).exists():
                 make_piece(path, work)
     return _hash(_read_whole(stretch, sources))

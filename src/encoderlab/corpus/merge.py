@@ -187,13 +187,24 @@ def piece_path(part: Path, name: PieceName) -> Path:
     return part / PIECES / f"{name}.safetensors"
 
 
-def pieces_made(part: Path, stretch: int | None = None) -> dict[int, list[Path]]:
-    """The pieces in the folder of a part by stretch, of all stretches or one, up to the first missing piece."""
+def pieces_made(part: Path) -> dict[int, list[Path]]:
+    """The pieces in the folder of a part by stretch, up to the first missing piece of each."""
     made: dict[int, list[Path]] = defaultdict(list)
-    for path in sorted((part / PIECES).glob("*.safetensors" if stretch is None else f"{stretch:06d}-*.safetensors")):
+    for path in sorted((part / PIECES).glob("*.safetensors")):
         number, index, *_ = path.stem.split("-")
         if int(index) == len(made[int(number)]):
             made[int(number)].append(path)
+    return made
+
+
+def pieces_of(part: Path, stretch: int) -> list[Path]:
+    """Those of one stretch; the folder, which may have millions of files, is not listed."""
+    made: list[Path] = []
+    while not is_complete(made):
+        names = (PieceName(stretch, len(made), is_last) for is_last in (False, True))
+        if (path := next(filter(Path.exists, (piece_path(part, name) for name in names)), None)) is None:
+            break
+        made.append(path)
     return made
 
 
