@@ -16,7 +16,7 @@ encoderlab() { "$PYTHON" -m encoderlab "$@"; }
 case $name in
     small-en)
         language=en text=(benchmarks.studies.text "$DATA/pretrain_en")
-        stages=(first:4e14 second:2e14 third:6e14 fourth:8e14) ;;
+        stages=(first:4e14 second:2e14 third:6e14) ;;
     small-zh)
         language=zh text=(benchmarks.pretrained.text_zh "$DATA/pretrain_zh" "${ARTICLES:-}")
         stages=(first:1.7e14 second:0.8e14 third:4e14) ;;

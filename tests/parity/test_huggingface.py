@@ -327,7 +327,7 @@ def test_a_model_and_its_tokenizer_read_text_alike(case: str, tmp_path: Path) ->
         {"length": 64}
         if isinstance(position, (Absolute, Rotary))
         else {"span": 64}
-        if hasattr(position, "span")
+        if position.span is not None
         else {}
     )
     ours = make(resized(CONFIGS[name], vocab=size, position=replace(position, **room)))
