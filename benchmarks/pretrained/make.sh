@@ -28,19 +28,19 @@ if [ ! -e runs/corpora/$language ]; then
     encoderlab corpus build runs/text/$language --out runs/corpora/$language --validation 0.01 \
         --tokenizer src/encoderlab/pretrained/$name
 fi
-from=()
+from=() run=
 for stage in "${stages[@]}"; do
     config=${stage%:*} flops=${stage#*:}
+    case $config in
+        first) ;;
+        second) from=(--init-from "$run/model") ;;
+        *)  # Later stages began with the weights that came with the package: in bfloat16.
+            [ -e "$run-bfloat16" ] || "$PYTHON" -c "import encoderlab, torch
+encoderlab.load('$run').to(torch.bfloat16).save('$run-bfloat16')"
+            from=(--init-from "$run-bfloat16") ;;
+    esac
     run=runs/$name-$config
     encoderlab pretrain modernbert-mini --corpus runs/corpora/$language --out "$run" --flops "$flops" \
         --config $here/common.yaml --config "$here/$config.yaml" "${from[@]}"
-    if [ "$config" = first ]; then
-        from=(--init-from "$run/model")
-    else
-        # Later stages began with the weights that came with the package: in bfloat16.
-        [ -e "$run-bfloat16" ] || "$PYTHON" -c "import encoderlab, torch
-encoderlab.load('$run').to(torch.bfloat16).save('$run-bfloat16')"
-        from=(--init-from "$run-bfloat16")
-    fi
 done
 echo "the model is $run/model"

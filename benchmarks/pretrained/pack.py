@@ -1,6 +1,6 @@
 """Put a run's model into the package: bfloat16 weights, and a card from what was measured.
 
-python -m benchmarks.pretrained.pack runs/small-en benchmarks/pretrained/small-en.md small-en
+python -m benchmarks.pretrained.pack runs/small-en-third benchmarks/pretrained/small-en.md small-en
 """
 
 from __future__ import annotations

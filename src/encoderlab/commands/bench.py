@@ -14,6 +14,7 @@ from cyclopts import Parameter
 
 from encoderlab import processor
 from encoderlab.commands import terminal
+from encoderlab.commands.precision import Precision
 from encoderlab.commands.workers import Processes
 from encoderlab.errors import ConfigError
 from encoderlab.execution.cluster import Need, tasks_on
@@ -403,7 +404,7 @@ def serve(
     against: Annotated[
         list[Literal["fifo", "onnx", "int8", "sentence-transformers", "infinity"]] | None, Parameter(negative=())
     ] = None,
-    precision: Literal["fp32", "int8"] = "fp32",
+    precision: Precision = "fp32",
     python: Path | None = None,
     clients: Annotated[list[int] | None, Parameter(negative=())] = None,
     requests: int = 400,
@@ -465,7 +466,7 @@ def _serve(
     say: Callable[[str], None],
     *,
     against: Sequence[str],
-    precision: Literal["fp32", "int8"],
+    precision: Precision,
     python: Path | None,
     clients: Sequence[int],
     requests: int,

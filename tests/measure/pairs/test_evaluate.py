@@ -94,13 +94,9 @@ def test_scores_divided_by_a_power_of_the_length(
         assert two["bad"]["pll"] == pytest.approx(one["bad"]["pll"] / length**0.5, rel=1e-12)
 
 
-def test_int8_scores_are_close_and_not_mixed_with_others(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(evaluate, "CHUNK", 7)
-    words = [str(place / "model"), str(place / "pairs"), "--out"]
-    run(capsys, *words, tmp_path / "whole")
-    score, calls = evaluate.score_pairs, []
+def stop_in_fourth_part(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Interrupt the fourth call of the scorer; returns a list that grows with each call."""
+    score, calls = evaluate.score_pairs, list[int]()
 
     def stops(*given: object, **more: object) -> np.ndarray:
         calls.append(1)
@@ -109,6 +105,16 @@ def test_int8_scores_are_close_and_not_mixed_with_others(
         return score(*given, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(evaluate, "score_pairs", stops)
+    return calls
+
+
+def test_int8_scores_are_close_and_not_mixed_with_others(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluate, "CHUNK", 7)
+    words = [str(place / "model"), str(place / "pairs"), "--out"]
+    run(capsys, *words, tmp_path / "whole")
+    calls = stop_in_fourth_part(monkeypatch)
     assert main(["minimal-pairs", *words, str(tmp_path / "eight")]) == 130  # three parts are in fp32
     found = run(capsys, *words, tmp_path / "eight", "--precision", "int8")
     assert found["pairs"] == 60 and len(calls) == 4 + 9  # and none of them is taken
@@ -123,15 +129,7 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_bytes(
     monkeypatch.setattr(evaluate, "CHUNK", 7)
     words = ["minimal-pairs", str(place / "model"), str(place / "pairs"), "--out"]
     assert main([*words, str(tmp_path / "whole")]) == 0
-    score, calls = evaluate.score_pairs, []
-
-    def stops(*given: object, **more: object) -> np.ndarray:
-        calls.append(1)
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        return score(*given, **more)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(evaluate, "score_pairs", stops)
+    calls = stop_in_fourth_part(monkeypatch)
     assert main([*words, str(tmp_path / "cut")]) == 130
     part, sums = sorted(tmp_path.glob("cut.part-*"))
     text = part.read_bytes()

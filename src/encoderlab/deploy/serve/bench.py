@@ -18,15 +18,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from encoderlab.errors import EncoderlabError
+from encoderlab.inference import Precision
 from encoderlab.seeds import generator
 
 Say = Callable[[str], None]
-Precision = Literal["fp32", "int8"]
 SHORT = 8  # words of the short text for latency
 LENGTHS = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 300)  # words; most requests are short, as questions are
 SHARES = (8, 12, 12, 12, 12, 10, 9, 8, 6, 5, 4, 2)
