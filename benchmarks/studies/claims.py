@@ -23,6 +23,7 @@ STUDIES = (
     "objectives",
     "pairs",
     "masks",
+    "static",
     "electra",
     "convbert",
     "deberta",

@@ -15,13 +15,16 @@ renice -n 19 $$ >/dev/null
 echo 19 2>/dev/null >/proc/self/autogroup || true
 mkdir -p runs/corpora runs/studies
 [ -e runs/data ] || ln -s "$DATA" runs/data
-if [ ! -e runs/corpora/en ]; then
-    "$PYTHON" -m benchmarks.studies.text "$DATA/pretrain_en" runs/text/en
-    "$PYTHON" -m encoderlab corpus build runs/text/en --out runs/corpora/en --validation 0.01 \
+corpus() { # NAME WORDS SHARE-HELD-OUT
+    [ ! -e "runs/corpora/$1" ] || return 0
+    "$PYTHON" -m benchmarks.studies.text "$DATA/pretrain_en" "runs/text/$1" --words "$2"
+    "$PYTHON" -m encoderlab corpus build "runs/text/$1" --out "runs/corpora/$1" --validation "$3" \
         --tokenizer src/encoderlab/pretrained/small-en
-fi
+}
+corpus en 10000000 0.01
+corpus en-small 100000 0.2
 names=("$@")
-[ ${#names[@]} -gt 0 ] || names=(norms architectures masks electra objectives pairs convbert deberta albert memory)
+[ ${#names[@]} -gt 0 ] || names=(norms architectures masks static electra objectives pairs convbert deberta albert memory)
 for name in "${names[@]}"; do
     found=benchmarks/studies/found/$name out=runs/studies/$name code=0
     mkdir -p "$found" "$out"

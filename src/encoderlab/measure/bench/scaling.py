@@ -55,7 +55,7 @@ def run(case: Case, corpus: Path, *, processes: int, rows: int, length: int, ste
     """Tokens per second of one process and of ``processes``, each with one thread and ``rows`` rows.
 
     Also the seconds that communication adds to a step, predictions for other numbers of processes at this link, and
-    prediction and measurement at a link whose exchange takes half as long as a step. Under torchrun its
+    prediction and measurement at a link whose exchange takes half as long as a step or more. Under torchrun its
     processes are measured (``processes`` is ignored), and only the first one returns.
     """
     setting = TrainSetting(rows=rows, length=length)
@@ -70,7 +70,8 @@ def run(case: Case, corpus: Path, *, processes: int, rows: int, length: int, ste
     alone, together = measured(1, work), measured(processes, work)
     link, step = fit(together["exchanges"], processes), together["local"]
     local = step.computed + step.update
-    slow = Link(SLOW_LATENCY, 2 * (processes - 1) / processes * step.size / (local / 2))
+    half = 2 * (processes - 1) / processes * step.size / (local / 2)
+    slow = Link(SLOW_LATENCY, min(half, link.bandwidth / 2))  # slower than the machine's own, which it includes
     throttled = measured(processes, replace(work, link=slow))
     if nodes is not None:
         nodes.end()
