@@ -75,7 +75,7 @@ def measure(count: int, given: argparse.Namespace, options: list[str]) -> dict[s
     where = ("--nnodes", str(count), "--master-addr", "10.77.0.1", "--master-port", str(PORT))
     bench = ("-m", "encoderlab", "bench", "scaling", given.name, "--corpus", str(given.corpus), "--json", *options)
     # Gloo announces the address that the host's name has, which is the same on all nodes here.
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     with nodes(count, given.share, given.megabits) as all_nodes:
         started = []
         for rank, (name, group) in enumerate(all_nodes):
