@@ -35,8 +35,9 @@ PAGE = HERE.parents[1] / "docs" / "claims.md"
 HEAD = """# The claims of the papers
 
 What papers of the BERT family claim, and what our studies say of it, in one trainer, on the same ten million words, at
-equal FLOPs: two layers of width 256, rows of 128 tokens, three seeds, the rate tuned for every arm (docs/studies.md). A
-verdict is about this size and these budgets, not about the paper's.
+equal FLOPs: two layers of width 256, rows of 128 tokens, three seeds, the rate tuned for every arm (docs/studies.md).
+Static masks have a hundredth of the words, so that they repeat. A verdict is about this size and these budgets, not
+about the paper's.
 
 **Effect**: the mean difference over seeds, positive if the claim is right, with its 95% interval; of losses in nats, of
 minimal pairs (BLiMP) and probes in points. **Holds**: better beyond chance, after Holm's correction over all
