@@ -22,6 +22,10 @@ from tests.tasks.tiny import model as tiny  # noqa: E402
 
 RESULT = "document.querySelector('.result')"
 LABELS = ("good", "bad", "so-so")
+BARS = """[...document.querySelectorAll(".bars li")].map((row) => {
+  const [track, bar] = [".track", ".track *"].map((one) => row.querySelector(one).getBoundingClientRect().width);
+  return [bar / track, row.querySelector(".value").textContent];
+})"""
 CONTRAST = """(() => {
   const channels = (color) => color.match(/[\\d.]+/g).map(Number);
   const light = ([r, g, b]) => [r, g, b].map((c) => (c /= 255) <= .03928 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4)
@@ -170,6 +174,8 @@ def test_masks_and_near_texts(page: Page) -> None:
         page.click(".words li:nth-child(3) button")
         page.wait("document.querySelectorAll('.bars button').length === 8")
         assert page.run("document.querySelector('#text-0').value") == "the red [MASK] sat"
+        for share, shown_as in page.run(BARS):
+            assert share == pytest.approx(float(shown_as.removesuffix(" %")) / 100, abs=2e-3)
         page.click(".why summary")
         page.wait("document.querySelector('.note').textContent.includes('is missing')")
         guess = page.run("document.querySelector('.bars button').textContent")

@@ -108,7 +108,7 @@ def _show_plan(plan: StudyPlan) -> dict[str, Any]:
         rows.append(
             [
                 arm,
-                f"{amount:.3g} {study.unit}",
+                f"{amount:.3g} {study.unit_name}",
                 trials,
                 seeds,
                 f"{one.parameters['model']:,}",
@@ -134,7 +134,7 @@ def _show_plan(plan: StudyPlan) -> dict[str, Any]:
 
 def _show(results: Results) -> None:
     """Print scores by arm and budget, and the verdicts."""
-    unit = results.plan.study.unit
+    unit = results.plan.study.unit_name
     rows = []
     for arm, amount in results.plan.places:
         cells = [results.mean(arm, amount, name) for name in results.measures]

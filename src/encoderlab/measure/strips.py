@@ -13,8 +13,10 @@ from encoderlab.measure.report import MethodScores, TaskScores, difference, inte
 from encoderlab.pages.charts import round_values
 
 
-def strip(task: TaskScores) -> dict[str, Any]:
-    """The plot of the scores of a task. ``kind`` of its ``verdict``: ``gain``, ``loss`` or neither."""
+def strip(task: TaskScores, *, percent: bool = True) -> dict[str, Any]:
+    """The plot of the scores of a task; ``percent``: they are shown times 100. ``kind`` of its ``verdict``: ``gain``,
+    ``loss`` or neither.
+    """
     low, high = _focus(task.methods)
     room = 0.07 * ((high - low) or abs(high) or 1.0)
     axis = _Axis(low - room, high + room, round_values(low - room, high + room, 4))
@@ -25,22 +27,23 @@ def strip(task: TaskScores) -> dict[str, Any]:
         "name": task.name,
         "about": task.about,
         "metric": task.metric,
-        "unit": f"{task.metric} × 100",
+        "unit": f"{task.metric} × 100".strip() if percent else task.metric,
         "lanes": [
-            _lane(method, axis, f"var(--series-{next(colours) % 10})" if method.ours else "var(--muted)", best)
+            _lane(method, axis, f"var(--series-{next(colours) % 10})" if method.ours else "var(--muted)", best, percent)
             for method in task.methods
         ],
-        "ticks": [(axis.at(tick), f"{100 * tick:g}") for tick in axis.ticks],
+        "ticks": [(axis.at(tick), f"{100 * tick if percent else tick:.6g}") for tick in axis.ticks],
         "verdict": verdict,
         "kind": kind,
     }
 
 
-def _lane(method: MethodScores, axis: _Axis, hue: str, best: float) -> dict[str, Any]:
+def _lane(method: MethodScores, axis: _Axis, hue: str, best: float, percent: bool) -> dict[str, Any]:
     """The row of one method: places of its mean, its seeds and its interval; ``beyond`` the left end of the axis no
     mean is drawn. ``best``: its mean is the largest of the task.
     """
     middle, half = interval(method.scores)
+    score, spread = (f"{100 * middle:.1f}", f"± {100 * half:.1f}") if percent else (f"{middle:.4g}", f"± {half:.2g}")
     return {
         "name": method.name,
         "ours": method.ours,
@@ -49,8 +52,8 @@ def _lane(method: MethodScores, axis: _Axis, hue: str, best: float) -> dict[str,
         "seeds": [axis.at(score) for score in method.scores] if len(method.scores) > 1 else [],
         "span": (axis.at(middle - half), axis.at(middle + half)) if half else None,
         "beyond": middle < axis.low,
-        "score": f"{100 * middle:.1f}",
-        "spread": f"± {100 * half:.1f}" if half else "",
+        "score": score,
+        "spread": spread if half else "",
         "best": middle == best,
     }
 

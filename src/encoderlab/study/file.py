@@ -153,6 +153,11 @@ class Study(Bounded):
         return next(unit for unit in UNITS if unit in self.budget)
 
     @property
+    def unit_name(self) -> str:
+        """The unit as readers write it."""
+        return "FLOPs" if self.unit == "flops" else self.unit
+
+    @property
     def amounts(self) -> tuple[float, ...]:
         """The budgets, ascending."""
         values = self.budget[self.unit]

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from encoderlab.files import finite
+from encoderlab.measure.report import MethodScores, TaskScores
+from encoderlab.measure.strips import strip
 from encoderlab.pages.charts import Chart, Point, Series, chart, mean_curve
 from encoderlab.pages.template import render as fill
 from encoderlab.study.file import Finetune
@@ -27,9 +29,10 @@ def render(results: Results) -> str:
         data=finite(record(results)),
         title=study.name or "Study",
         verdict=_summary(results),
-        unit=study.unit,
-        claims=[_claim(comparison) for comparison in results.comparisons],
+        unit=study.unit_name,
+        claims=_claims(results),
         not_compared=results.not_compared,
+        seeds=_seeds(results),
         quality=_quality(results),
         curves=_curves(results),
         scaling=_scaling(results),
@@ -49,7 +52,7 @@ def _summary(results: Results) -> str:
     budgets = ", ".join(f"{amount:.3g}" for amount in study.amounts)
     seeds = len(study.seed_numbers)
     words = (
-        f"{len(results.plan.arms)} arms at {budgets} {study.unit}, {seeds} seed{'s' * (seeds > 1)} each. Of "
+        f"{len(results.plan.arms)} arms at {budgets} {study.unit_name}, {seeds} seed{'s' * (seeds > 1)} each. Of "
         f"{len(results.comparisons)} comparisons {counts['holds']} hold, {counts['does not hold']} do not, and "
         f"{counts['cannot be told at this budget']} cannot be told at this budget."
     )
@@ -57,20 +60,31 @@ def _summary(results: Results) -> str:
     return words + (f" {left} run{'s are' if left > 1 else ' is'} not finished." if left else "")
 
 
-def _claim(one: Comparison) -> dict[str, str]:
+def _claims(results: Results) -> list[dict[str, Any]]:
+    """Every pair of arms that is compared, with a row for each measure and budget."""
+    texts = {(claim.better, claim.than): claim.text for claim in results.plan.study.claims}
+    rows: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for one in results.comparisons:
+        rows.setdefault((one.better, one.than), []).append(_comparison(one))
+    return [
+        {"text": texts.get((better, than), ""), "arms": f"{better} better than {than}", "rows": found}
+        for (better, than), found in rows.items()
+    ]
+
+
+def _comparison(one: Comparison) -> dict[str, str]:
     """A row of the table of claims."""
     kind = {"holds": "verdict-holds", "does not hold": "verdict-not"}.get(one.verdict, "")
-    words: str = one.verdict
-    if not kind and one.needed is not None and one.seeds > 1:
-        words += f" (about {max(one.needed, one.seeds + 1):,} seeds would)" if one.needed < 1000 else ""
-    between = "" if one.seeds < 2 else f" ({one.low:+.3g} to {one.high:+.3g})"
+    known = not kind and one.seeds > 1 and one.needed is not None and one.needed < 1000
+    unit = _unit(one.by)
     return {
-        "claim": f"{one.better} better than {one.than}",
         "kind": kind,
-        "verdict": words,
+        "verdict": one.verdict if kind else "cannot be told",
+        "needs": f"about {max(one.needed or 0, one.seeds + 1)} seeds would" if known else "",
         "by": one.by,
         "amount": f"{one.amount:.3g}",
-        "difference": f"{one.difference:+.3g}{between}",
+        "difference": f"{unit * one.difference:+.3g}",
+        "interval": "" if one.seeds < 2 else f"{unit * one.low:+.3g} to {unit * one.high:+.3g}",
         "p": f"{one.adjusted:.2g}",
     }
 
@@ -82,8 +96,8 @@ def _points(results: Results, arm: str, measure: str) -> list[Point]:
         mean, cost = results.mean(arm, amount, measure), results.number(arm, amount, "flops")
         if mean is None or not cost:
             continue
-        middle, half = mean
-        seeds = list(results.scores(arm, amount, measure).values())
+        middle, half = (_unit(measure) * value for value in mean)
+        seeds = [_unit(measure) * score for score in results.scores(arm, amount, measure).values()]
         shown = ", ".join(f"{score:.4g}" for score in seeds)
         title = f"{arm}: {measure} {middle:.4g} ± {half:.2g} at {cost:.3g} FLOPs (seeds: {shown})"
         # The interval of two seeds is too wide to draw.
@@ -92,20 +106,53 @@ def _points(results: Results, arm: str, measure: str) -> list[Point]:
     return points
 
 
+def _shown(results: Results) -> list[str]:
+    """The measures that are drawn: a loss only where there are no bits per byte, which compare vocabularies."""
+    return [name for name in results.measures if not (name == "loss" and "bits per byte" in results.measures)]
+
+
+def _budgets_done(results: Results) -> list[float]:
+    done = {cell.amount for cell in results.done}
+    return [amount for amount in results.plan.study.amounts if amount in done]
+
+
+def _seeds(results: Results) -> list[dict[str, Any]]:
+    """A strip plot for each measure, with every arm and its seeds, where a single budget has scores."""
+    if len(budgets := _budgets_done(results)) != 1:
+        return []
+    plots = []
+    for name in _shown(results):
+        scores = {arm: list(results.scores(arm, budgets[0], name).values()) for arm in results.plan.arms}
+        # The first colour goes to the last method: reversed, an arm has the colour of its learning curve.
+        methods = [
+            MethodScores(name=arm, scores=values, ours=True) for arm, values in reversed(scores.items()) if values
+        ]
+        task = TaskScores(name=name, about=_better(name), metric="", methods=methods)
+        plots.append(strip(task, percent=name not in LOWER))
+    return plots
+
+
 def _quality(results: Results) -> list[tuple[str, str, Chart | None]]:
-    """A chart for each measure, of arms with comparable losses; its label says which direction is better."""
-    several = len(results.plan.study.amounts) > 1
+    """A chart for each measure over several budgets; its label says which direction is better."""
+    if len(_budgets_done(results)) < 2:
+        return []
     panels = []
-    for measure in results.measures:
-        if measure == "loss" and "bits per byte" in results.measures:
-            continue
+    for measure in _shown(results):
         series = [
-            Series(name=arm, colour=colour, points=_points(results, arm, measure), line=several)
+            Series(name=arm, colour=colour, points=_points(results, arm, measure), line=True)
             for colour, arm in enumerate(results.plan.arms)
         ]
-        better = "less is better" if measure in LOWER else "more is better"
-        panels.append((measure, better, chart(series, x="FLOPs", y=measure, x_log=several)))
+        panels.append((measure, _better(measure), chart(series, x="FLOPs", y=measure, x_log=True)))
     return panels
+
+
+def _unit(measure: str) -> int:
+    """By which a measure is multiplied: scores are shares and shown times 100, losses as they are."""
+    return 1 if measure in LOWER else 100
+
+
+def _better(measure: str) -> str:
+    return "less is better" if measure in LOWER else "more is better"
 
 
 def _curves(results: Results) -> tuple[str, Chart] | None:
@@ -123,7 +170,7 @@ def _curves(results: Results) -> tuple[str, Chart] | None:
         points = mean_curve(curves, most=POINTS, title=title)
         series.append(Series(name=arm, colour=colour, points=points, line=True, band=True))
     drawn = chart(series, x="FLOPs", y="held-out loss")
-    unit = results.plan.study.unit
+    unit = results.plan.study.unit_name
     note = f"Held-out loss at {amount:.3g} {unit}: mean over seeds, and a band from the lowest to the highest."
     return None if drawn is None else (note, drawn)
 
@@ -158,8 +205,8 @@ def _table(results: Results) -> dict[str, Any]:
     }
     about = "; ".join(f"{title}: {words}, development set" for title, words in sets.items())
     return {
-        "note": "Means over seeds with half their 95% intervals. Time, speed and memory are those of this machine. "
-        + about,
+        "note": "Means over seeds with half their 95% intervals, scores times 100. Time, speed and memory are those of "
+        "this machine. " + about,
         "head": [*results.measures, "parameters", "tokens", "FLOPs", "time", "tokens/s", "memory"],
         "rows": [
             {
@@ -180,7 +227,7 @@ def _score(results: Results, arm: str, amount: float, name: str) -> tuple[str, s
     """Mean, half interval, and number of seeds."""
     if (mean := results.mean(arm, amount, name)) is None:
         return "–", ""
-    middle, half = mean
+    middle, half = (_unit(name) * value for value in mean)
     count = len(results.scores(arm, amount, name))
     return f"{middle:.4g}" + (f" ± {half:.2g}" if half else ""), f"({count})" if half else ""
 

@@ -191,7 +191,7 @@ class StudyPlan:
         len(self.trials)
         surveyed: Surveyed = set()
         for arm, amount in self.places:
-            with _named(f"arm {arm!r} at {amount:g} {self.study.unit}"):
+            with _named(f"arm {arm!r} at {amount:g} {self.study.unit_name}"):
                 self._check_arm(arm, amount, surveyed)
 
     def _check_arm(self, arm: str, amount: float, surveyed: Surveyed) -> None:
@@ -248,7 +248,7 @@ class StudyPlan:
             remarks.append(f"They are packed into rows as each recipe has it: {', '.join(sorted(formats))}.")
         budgets = " or ".join(f"{amount:.3g}" for amount in study.amounts)
         remarks.append(
-            f"Every run has the same budget: {budgets} {study.unit}, and one of {len(study.seed_numbers)} seeds."
+            f"Every run has the same budget: {budgets} {study.unit_name}, and one of {len(study.seed_numbers)} seeds."
         )
         if study.tune is None:
             remarks.append("Nothing was tuned: every arm has the values of its recipe.")

@@ -67,7 +67,7 @@ def _choose(
             if finished:
                 chosen[arm, amount] = min(finished)[1]
             else:
-                say(f"{arm} at {amount:g} {plan.study.unit}: every trial failed, so nothing can be compared")
+                say(f"{arm} at {amount:g} {plan.study.unit_name}: every trial failed, so nothing can be compared")
     return chosen
 
 

@@ -102,7 +102,7 @@ function shade(index) {
     const weights = mapOf(model, text, state.layer, state.head);
     panel.querySelectorAll(".token").forEach((token, key) => {
       const weight = asks < 0 ? 0 : weights[asks * keys + key] / 255;
-      token.style.background = `rgb(var(--shade) / ${Math.min(1, weight * 1.1).toFixed(3)})`;
+      token.style.background = `rgb(var(--shade) / ${(0.6 * Math.sqrt(weight)).toFixed(3)})`;  // text stays readable
       token.classList.toggle("asks", key === asks + text.memory && asks >= 0);
       token.title = asks < 0 ? "memory is only read" : `${(100 * weight).toFixed(1)}%`;
     });
@@ -126,11 +126,12 @@ function table(model, cell) {
   return make("table", { class: "heads" }, make("thead", {}, head), make("tbody", {}, ...body));
 }
 function drawMaps() {
+  const room = Math.min(data.models.length > 1 ? 420 : 640, document.getElementById("maps").clientWidth - 90);
   document.getElementById("maps").replaceChildren(...data.models.map(model => {
     const text = model.texts[state.text], mean = state.what === "mean";
     const columns = mean ? model.mean.size : text.tokens.length, rows = mean ? columns : columns - text.memory;
     const heads = model.heads.attention + model.heads.convolution;
-    const size = Math.max(34, Math.min(140, Math.floor((data.models.length > 1 ? 420 : 640) / heads)));
+    const size = Math.max(34, Math.min(140, Math.floor(room / heads)));
     const grid = table(model, (layer, head) => {
       const canvas = make("canvas");
       canvas.style.width = `${size}px`;

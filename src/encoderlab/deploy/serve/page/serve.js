@@ -40,7 +40,7 @@ async function call(path, body, signal) {
 
 const field = (label, { id, rows = 3, hint = "", value = "", line = false }) => ({ label, id, rows, hint, value, line });
 const bars = (rows, act) => make("ul", { className: "bars" }, ...rows.map(({ label, share, shown }) => {
-  const fill = make("span", { className: "fill" });
+  const fill = make("i");
   fill.style.width = `${100 * Math.max(0, Math.min(1, share))}%`;
   const name = act ? make("button", { type: "button", className: "label", textContent: label, onclick: () => act(label) })
     : make("span", { className: "label", textContent: label });
