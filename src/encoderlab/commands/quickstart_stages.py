@@ -43,6 +43,7 @@ from encoderlab.train.pretraining import pretrain
 from encoderlab.train.recipe import Budget, Evaluation, Phase, Recipe
 
 SHIPPED, SHIPPED_ON = "small-en", "area"  # the model that comes with the package; one task, because it is larger
+UPDATES = 300  # of a fine-tuning run at least; the default protocol makes more, which takes longer than this may
 ABOUT = {  # task: title, what it asks
     "roles": ("Role tags", "Which words are code, and of what kind? The markup is removed."),
     "match": ("Name and description", "Does a description belong to this name, or to another name of the same module?"),
@@ -55,7 +56,7 @@ class QuickstartPlan:
     """The sizes for a time budget.
 
     ``recipe`` to start from, with ``layers`` layers; ``pretraining`` in seconds; ``examples`` to fine-tune on
-    (training, development, test) as the default protocol does, ``seeds`` by task; ``size`` of the corpus.
+    (training, development, test) as the default protocol does but for :data:`UPDATES`, ``seeds`` by task; ``size`` of the corpus.
     """
 
     recipe: str
@@ -199,7 +200,8 @@ def compare(name: str, trained: Model, chosen: QuickstartPlan, out: Path) -> Tas
     systems = [(SHIPPED, load(SHIPPED), 1)] if name == SHIPPED_ON else []
     for system, start, times in (*systems, (WITHOUT, fresh, seeds), (PRETRAINED, trained, seeds)):
         folder, origin = out / "finetune" / name / system.split()[0], Origin(system=system)
-        protocol = replace(PLAIN, seeds=times, report="mean")
+        recipe = replace(PLAIN.recipe, least_updates=UPDATES)
+        protocol = replace(PLAIN, recipe=recipe, seeds=times, report="mean")
         outcome = run(protocol, start, task, splits, folder, origin=origin, say=note)
         scores = [run.scores["test"][task.metric] for run in outcome.runs]
         methods.append(MethodScores(name=system, scores=scores, ours=True))
