@@ -116,7 +116,7 @@ def costs(road: Road, parameters: Mapping[str, int]) -> dict[str, str]:
         f"{encoder.layers} layers of width {encoder.width}",
         "Operations of pretraining": f"{cost:.3g} FLOPs, {cost / max(outcome.seconds, 1e-9) / 1e9:.0f} GFLOP/s",
         "Largest memory of the process": "not known on this system" if peak is None else f"{peak / 1e9:.2f} GB",
-        "Fine-tuning": f"{road.trainings} runs of {road.trained_on:,} examples, the default protocol with fewer updates",
+        "Fine-tuning": f"{road.trainings} runs of {road.trained_on:,} examples; default protocol, fewer updates",
     }
 
 
