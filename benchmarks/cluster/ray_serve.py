@@ -19,7 +19,7 @@ from ray.exceptions import RayActorError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from encoderlab.deploy.serve.app import Server
+from encoderlab.deploy.serve.app import Server, protocol_of
 from encoderlab.deploy.serve.engine import ComputeThread
 from encoderlab.deploy.serve.http import Guard, Limits, Problem, body_of, error
 from encoderlab.deploy.serve.service import Service
@@ -86,9 +86,10 @@ class Front:
                     except RayActorError:
                         await asyncio.sleep(0.1)
         except TimeoutError:
-            return error(Problem(503, "no replica answers", "Unhealthy", retry_after="2"), "tei")
-        except Problem as problem:
-            return error(problem, "tei")
+            problem = Problem(503, "no replica answers", "Unhealthy", retry_after="2")
+        except Problem as refused:
+            problem = refused
+        return error(problem, protocol_of(scope["path"]))
 
 
 app = Front.bind(Replica.bind(os.environ.get("MODEL", "small-en")))

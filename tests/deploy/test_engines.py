@@ -26,7 +26,7 @@ from encoderlab.deploy.graph import Graph  # noqa: E402
 from encoderlab.deploy.serve import graphs  # noqa: E402
 from encoderlab.deploy.serve.graphs import GraphService  # noqa: E402
 from encoderlab.deploy.serve.http import Buckets, Guard  # noqa: E402
-from encoderlab.errors import ConfigError  # noqa: E402
+from encoderlab.errors import ConfigError, DataError  # noqa: E402
 from encoderlab.inference import encode, fill_mask  # noqa: E402
 from encoderlab.interchange import folder as folders  # noqa: E402
 from encoderlab.model import Model  # noqa: E402
@@ -114,6 +114,13 @@ def test_exported_folders_are_served(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["export", str(tmp_path / "model"), str(tmp_path / "out"), "--length", "12"]) == 0
     with pytest.raises(ConfigError, match="has no graph in int8"):
         GraphService.open(tmp_path / "out", "int8")
+    record = tmp_path / "out" / "export.json"
+    (tmp_path / "out" / "SHA256SUMS").unlink()  # which names a change of any file
+    states = record.read_text()
+    record.write_text(states.replace('"use": "states"', '"use": "fill-mask"'))
+    with pytest.raises(DataError, match="gives last_hidden_state, expected logits"):
+        GraphService.open(tmp_path / "out", "onnx")
+    record.write_text(states)
     service = GraphService.open(tmp_path / "out", "onnx")
     works = service.texts("vectors", TEXTS, truncate=True, side="Right")
     assert np.abs(np.stack(service.compute("vectors", works.works)) - encode(model, TEXTS)).max() < 1e-5

@@ -223,6 +223,12 @@ def test_about_the_server(pretrained: Asked) -> None:
         ("/similarity", {"inputs": {"source_sentence": "a", "sentences": []}}, 422, "sentences"),
         ("/v1/embeddings", {"input": "a", "model": "other"}, 404, "does not exist; this server has 'tiny'"),
         ("/v1/embeddings", {"input": [[1]]}, 422, "check_embedding_ctx_length=False"),
+        ("/v1/embeddings", {"input": []}, 400, "`input` cannot be empty"),
+        ("/v1/completions", {}, 404, "no such path"),
+        ("/", {"inputs": "the [MASK]", "parameters": {"top_k": 0}}, 422, "`parameters.top_k`: Input should be greater"),
+        ("/", {"inputs": {"source_sentence": "a"}}, 422, "`inputs.sentences`: Field required"),
+        ("/", {"inputs": [1, "a"]}, 422, "`inputs`: expected a text, a list of texts, or the token ids"),
+        ("/predict", {"inputs": ["a", "b", "c"]}, 422, "expected a text, a pair [text, text], or a list"),
         ("/v1/rerank", {"query": "a", "documents": ["b"]}, 424, "not a re-ranker"),
         ("/nowhere", {}, 404, "no such path"),
         ("/health", {}, 405, "another method"),
@@ -233,9 +239,13 @@ def test_wrong_requests_get_the_error_of_their_protocol(
 ) -> None:
     found, told, _ = pretrained(path, body)
     assert found == status
-    if path.startswith("/v1/embed"):
+    if path.startswith(("/v1/embed", "/v1/comp")):
         message = told["error"].pop("message")
         assert set(told["error"]) == {"type", "param", "code"}
+        assert (told["error"]["code"] == "model_not_found") == (body.get("model") == "other")
+    elif path == "/":
+        message = told["error"]
+        assert told.keys() == {"error"}
     elif path.startswith("/v1/rerank"):
         message = told["message"]
     else:
@@ -335,7 +345,34 @@ def test_ranks() -> None:
         assert scores == sorted(scores, reverse=True) and {x["text"] for x in ranked} == {"red", "cat", "dog"}
         told = asked("/v1/rerank", {"query": "who", "documents": ["red", {"text": "cat"}, "dog"], "top_n": 2})[1]
         assert [x["index"] for x in told["results"]] == [x["index"] for x in ranked[:2]]
+        raw = asked("/rerank", {"query": "who", "texts": ["red", "cat", "dog"], "raw_scores": True})[1]
+        assert scores == pytest.approx([1 / (1 + np.exp(-x["score"])) for x in raw])
         assert asked("/v1/rerank", {"query": "who"})[1].keys() == {"message"}
+        for wrong in ({"documents": [{"title": "red"}]}, {"documents": ["red"], "max_tokens_per_doc": 2}):
+            assert asked("/v1/rerank", {"query": "who", **wrong})[0] == 422
+
+
+def test_options_are_ranked() -> None:
+    from encoderlab.interchange.heads import CHOICES
+    from encoderlab.tasks.data.examples import Choice
+
+    predictor = with_head(Classification(labels=1), CHOICES)
+    options = ("red", "the cat sat", "dog")
+    shares = predictor.predict([Choice(id="", question="who ?", options=options)]).details[0]["probabilities"]
+    with serving(predictor.model, predictor) as asked:
+        asked.server.service.warm_up()
+        body = {"query": "who ?", "texts": options}
+        found = asked("/rerank", body)[1]
+        assert {x["index"]: x["score"] for x in found} == pytest.approx(dict(enumerate(shares)), abs=1e-5)
+        raw = {x["index"]: x["score"] for x in asked("/rerank", body | {"raw_scores": True})[1]}
+        assert raw[0] - raw[1] == pytest.approx(np.log(shares[0] / shares[1]), abs=1e-4)
+        told = asked("/v1/rerank", {"query": "who ?", "documents": options})[1]["results"]
+        assert [x["index"] for x in told] == [x["index"] for x in found]
+        assert "reranker" in asked("/info")[1]["model_type"]
+        assert asked("/rerank", body | {"truncate": False})[0] == 422
+        for path, body in (("/", {"anything": 1}), ("/predict", {"inputs": "red"})):
+            status, found, _ = asked(path, body)
+            assert status == 424 and "POST /rerank takes" in found["error"]
 
 
 def test_entities_stand_where_they_are_in_the_text() -> None:
@@ -347,6 +384,8 @@ def test_entities_stand_where_they_are_in_the_text() -> None:
             assert status == 200 and found
             assert all(text[x["start"] : x["end"]] == x["word"] for x in found)
         assert asked("/", {"inputs": [text, " "]})[1][1] == []
+        for wrong in ({"aggregation_strategy": "max"}, {"stride": 2}):
+            assert asked("/", {"inputs": text, "parameters": wrong})[0] == 422
     assert [word for word, _, _ in words_of(text)] == ["the", "red", "cat", "sat", "我", "是", "."]
 
 
@@ -417,6 +456,45 @@ def test_heads_of_requests_that_do_not_come(pretrained: Asked, monkeypatch: pyte
     began = time.monotonic()
     assert pretrained.raw(b"GET /health HTTP/1.1\r\nHost: loc") == b""
     assert pretrained.raw(b"") == b"" and time.monotonic() - began < 5
+
+
+def test_long_headers_are_refused_and_long_bodies_are_not() -> None:
+    with serving(tiny("bert-tiny").eval()) as asked:
+        head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        endless = asked.raw(b"GET /info HTTP/1.1\r\nHost: localhost\r\nX: ", *[b"a" * 30_000] * 10)
+        assert endless.startswith(b"HTTP/1.1 431")
+        body = json.dumps({"inputs": ["the cat sat " * 800] * 10}).encode()
+        whole = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+        assert asked.raw(whole).startswith(b"HTTP/1.1 200") and len(body) > 90_000
+        connection = http.client.HTTPConnection("127.0.0.1", asked.port, timeout=60)
+        for _ in range(30):  # the room is that of a request, not of a connection
+            connection.request("GET", "/live", headers={"X": "a" * 5000})
+            assert connection.getresponse().read() == b""
+
+
+def test_a_model_that_cannot_compute_ends_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = Service(tiny("bert-tiny").eval(), None, name="tiny", pooling="mean", normalize=True)
+    monkeypatch.setattr(service, "compute", lambda kind, works: 1 / 0)
+    address = Address(port=0)
+    with pytest.raises(ZeroDivisionError):
+        process.run(Server(service, ComputeThread(service.compute, budget=64, max_wait=1.0)), address, address.listen())
+
+
+def test_texts_are_not_logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    caplog.set_level("DEBUG")
+    with serving(tiny("bert-tiny").eval()) as asked:
+        asked("/embed", {"inputs": "asecret"})
+        asked("/embed", {"inputs": ["asecret", 1]})
+        monkeypatch.setattr(asked.server.service, "compute", lambda kind, works: 1 / 0)
+        assert asked("/embed", {"inputs": "asecret"})[0] == 424
+    assert "asecret" not in caplog.text
+
+
+def test_pickles_are_not_served(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    torch.save({}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match="run: encoderlab convert"):
+        Service.of(tmp_path)
 
 
 def test_keys_in_a_file(tmp_path: Path) -> None:

@@ -56,7 +56,8 @@ class QuickstartPlan:
     """The sizes for a time budget.
 
     ``recipe`` to start from, with ``layers`` layers; ``pretraining`` in seconds; ``examples`` to fine-tune on
-    (training, development, test) as the default protocol does but for :data:`UPDATES`, ``seeds`` by task; ``size`` of the corpus.
+    (training, development, test) by the default protocol with :data:`UPDATES`, ``seeds`` by task; ``size`` of the
+    corpus.
     """
 
     recipe: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from encoderlab.deploy.export import int8
@@ -17,26 +18,53 @@ PIPELINES = {
     "span": "question-answering",
 }
 SERVED = {  # by text-embeddings-inference 1.9: on any processor, or by its image for CPUs through ONNX Runtime
-    "any": ("bert", "roberta", "distilbert", "deberta-v2"),
+    "any": ("bert", "roberta", "distilbert", "deberta-v2", "modernbert"),
     "cpu": ("albert", "electra", "convbert", "deberta"),
 }
 
-_ONNX = """```python
-import numpy as np
-import onnxruntime
+
+@dataclass(frozen=True)
+class Tool:
+    """A tool that runs a graph: its file, and lines of Python that import the tool, open the file, make an input of
+    rows of numbers and run the graph.
+    """
+
+    file: str
+    imports: str
+    opened: str
+    array: str
+    run: str
+
+
+TOOLS = (
+    Tool(
+        "onnx/model.onnx",
+        "import numpy as np\nimport onnxruntime",
+        'session = onnxruntime.InferenceSession("onnx/model.onnx")',
+        "np.array({}, np.int64)",
+        "session.run(None, inputs)",
+    ),
+    Tool(
+        "model.pt2",
+        "import torch",
+        'graph = torch.export.load("model.pt2").module()',
+        "torch.tensor({})",
+        "graph(**inputs)",
+    ),
+)
+_CODE = """```python
+{imports}
 from tokenizers import Tokenizer
 
 tokenizer = Tokenizer.from_file("tokenizer.json")  # adds the special tokens
 tokenizer.enable_truncation({longest})
 tokenizer.enable_padding(pad_id={pad}, pad_token="{pad_token}", direction="{side}")
-session = onnxruntime.InferenceSession("onnx/model.onnx")
+{opened}
 rows = tokenizer.encode_batch(["one text", "another, which is longer"])
-outputs = session.run(
-    None,
-    {{
+inputs = {{
 {feeds}
-    }},
-)
+}}
+outputs = {run}
 print({shown})
 ```"""
 ANSWERS = """from transformers import AutoModelForQuestionAnswering, AutoTokenizer
@@ -65,10 +93,10 @@ def text(record: dict[str, Any], graph: Graph, model: Model) -> str:
         "## What was checked",
         _checked(record),
         *(_int8(record["int8"]) if "int8" in record else ()),
-        "## ONNX Runtime",
+        "## The graph",
         f"Inputs {', '.join(graph.inputs)}: int64, (rows, tokens), any number of rows, 2 tokens or more, padded on "
         f"either side. Outputs: {', '.join(graph.outputs)}.",
-        _onnx(record, graph, model),
+        *(_code(tool, record, graph, model) for tool in TOOLS if tool.file in record["checked"]),
         "## encoderlab",
         "`encoderlab serve .` answers by HTTP, in the protocols of text-embeddings-inference, OpenAI, Cohere and "
         "Hugging Face.",
@@ -108,11 +136,14 @@ def _int8(verdict: dict[str, Any]) -> list[str]:
     return ["## int8", what, int8.table(verdict)]
 
 
-def _onnx(record: dict[str, Any], graph: Graph, model: Model) -> str:
+def _code(tool: Tool, record: dict[str, Any], graph: Graph, model: Model) -> str:
     assert model.tokenizer is not None
     special = model.tokenizer.special
-    feeds = [f'        "{name}": np.array({_FEEDS[name]}, np.int64),' for name in graph.inputs]
-    return _ONNX.format(
+    feeds = [f'    "{name}": {tool.array.format(_FEEDS[name])},' for name in graph.inputs]
+    return _CODE.format(
+        imports=tool.imports,
+        opened=tool.opened,
+        run=tool.run,
         longest=record["longest"],
         pad=special.pad,
         pad_token=model.tokenizer.token(special.pad),

@@ -7,7 +7,6 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from pydantic import TypeAdapter
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -33,7 +32,7 @@ from encoderlab.deploy.serve.http import (
 )
 from encoderlab.deploy.serve.metrics import Metrics
 from encoderlab.deploy.serve.service import Service
-from encoderlab.interchange.heads import NUMBER
+from encoderlab.deploy.serve.shapes import RequestShape
 
 log = logging.getLogger(__name__)
 
@@ -74,10 +73,12 @@ class Server:
         self.lane, self.beside = lane, beside
         self.limits = limits or Limits(characters=250 * service.longest)
         self.metrics = Metrics(engine)
+        if beside is not None:
+            beside.metrics = self.metrics
         self.ready = self.draining = False
         routes = [
-            Route(lane + path, self._endpoint(path, shape, handler), methods=["POST"])
-            for path, (shape, handler) in Handlers(service, accept_ids=accept_ids).by_path().items()
+            Route(lane + path, self._endpoint(path, shapes, handler), methods=["POST"])
+            for path, (shapes, handler) in Handlers(service, accept_ids=accept_ids).by_path().items()
         ]
         self.routes = [*routes, Route(f"{lane}/info", self.info, methods=["GET"])]
         routes = [*self.routes, *(beside.routes if beside is not None else ()), *page.routes()]
@@ -105,9 +106,10 @@ class Server:
         """Whether requests are answered now."""
         return self.ready and not self.draining and not self.engine.stuck
 
-    def _endpoint(self, path: str, shape: Any, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-        adapter: TypeAdapter[Any] = TypeAdapter(shape)
-        protocol, method = protocol_of(path), path.strip("/") or "task"
+    def _endpoint(
+        self, path: str, shapes: tuple[type[RequestShape], ...], handler: Handler
+    ) -> Callable[[Request], Awaitable[Response]]:
+        protocol, method = protocol_of(path), (self.lane + path).strip("/") or "task"
 
         async def endpoint(request: Request) -> Response:
             call = Call(request, self.engine, self.limits, self.lane)
@@ -115,7 +117,7 @@ class Server:
             try:
                 if not self.ready:
                     raise Problem(503, "the model is loading; try again soon", "Unhealthy", retry_after="2")
-                body = parsed(adapter, await body_of(request, self.limits))
+                body = parsed(shapes, await body_of(request, self.limits))
                 if path not in ("/tokenize", "/decode"):
                     self.engine.check_wait()  # before the work of tokenizing
                 result = await handler(body, call)
@@ -152,7 +154,7 @@ class Server:
             "embedding": {"pooling": {"mean": "mean", "first": "cls", "last": "last_token"}[service.pooling]}
         }
         if service.form is not None:
-            kind = {"reranker" if service.labels == NUMBER else "classifier": labels}
+            kind = {"reranker" if service.ranks else "classifier": labels}
         return answer(
             {
                 "model_id": service.name,
@@ -184,7 +186,7 @@ class Server:
         if name is None:
             return answer({"object": "list", "data": [model]})
         if name != self.service.name:
-            return error(Problem(404, f"the model {name!r} does not exist"), "openai")
+            return error(Problem(404, f"the model {name!r} does not exist", param="model"), "openai")
         return answer(model)
 
 

@@ -35,10 +35,10 @@ class Call:
         self.tokenizing, self.characters = 0.0, 0
         self.job: PendingRequest | None = None
 
-    def check(self, texts: Sequence[Any]) -> None:
-        """Refuse too many or too long texts, before they are tokenized."""
+    def check(self, texts: Sequence[Any], field: str = "inputs") -> None:
+        """Refuse no, too many or too long texts, before they are tokenized; ``field`` has them."""
         if not texts:
-            raise Problem(400, "`inputs` cannot be empty", "Empty")
+            raise Problem(400, f"`{field}` cannot be empty", "Empty", param=field)
         if len(texts) > self.limits.texts:
             raise Problem(
                 422, f"batch size {len(texts)} > maximum allowed batch size {self.limits.texts}; send fewer at a time"

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from encoderlab import inference
 from encoderlab.batches.batch import Batch
+from encoderlab.deploy.graph import OUTPUTS
 from encoderlab.deploy.onnx import OnnxRun
 from encoderlab.deploy.reading import TaskReader
 from encoderlab.deploy.serve.service import Service
-from encoderlab.errors import ConfigError
+from encoderlab.errors import ConfigError, DataError
 from encoderlab.model import Model
 from encoderlab.tasks.forms.batching import Item
 
@@ -49,6 +50,11 @@ class GraphService(Service):
         service.device = torch.device("cpu")
         service.run = OnnxRun(path)
         service.use = json.loads(record.read_text(encoding="utf-8"))["use"]
+        if service.run.outputs not in (OUTPUTS[service.use], OUTPUTS["span of places"]):
+            raise DataError(
+                f"{path}: gives {', '.join(service.run.outputs)}, expected {', '.join(OUTPUTS[service.use])} by "
+                f"{record}; export the model again"
+            )
         return service
 
     @property

@@ -16,10 +16,11 @@ from encoderlab.deploy.serve.service import Service, Works, probabilities
 from encoderlab.deploy.serve.texts import words_of
 from encoderlab.deploy.serve.why import ExplanationRequest, rounded
 from encoderlab.interchange.heads import NUMBER
-from encoderlab.tasks.data.examples import Question, TaggedWords, Text
+from encoderlab.tasks.data.examples import Choice, Question, TaggedWords, Text
 from encoderlab.tasks.forms.base import Predictions
 
 Handler = Callable[[Any, Call], Awaitable[Any]]
+RIGHT = ("Right", "right")  # where texts are cut by default
 
 
 class Handlers:
@@ -28,38 +29,41 @@ class Handlers:
     def __init__(self, service: Service, *, accept_ids: bool = False) -> None:
         self.service, self.accept_ids = service, accept_ids
 
-    def by_path(self) -> dict[str, tuple[Any, Handler]]:
-        """The shape of the body and the handler of every path."""
-        handlers: dict[str, tuple[Any, Handler]] = {
-            "/embed": (shapes.Embed, self.embed),
-            "/embed_all": (shapes.EmbedAll, self.embed_all),
-            "/predict": (shapes.Predict, self.predict),
-            "/rerank": (shapes.Rerank, self.rerank),
-            "/similarity": (shapes.Similarity, self.similarity),
-            "/tokenize": (shapes.Tokenize, self.tokenize),
-            "/decode": (shapes.Decode, self.decode),
-            "/v1/embeddings": (shapes.OpenAIEmbeddings, self.openai),
-            "/v1/rerank": (shapes.CohereRerank, self.cohere),
-            "/v2/rerank": (shapes.CohereRerank, self.cohere),
-            "/explain": (shapes.Explain, self.explain),
+    def by_path(self) -> dict[str, tuple[tuple[type[shapes.RequestShape], ...], Handler]]:
+        """The shapes that the body may have, and the handler, of every path."""
+        return {
+            "/": self._of_task(),
+            "/embed": ((shapes.Embed,), self.embed),
+            "/embed_all": ((shapes.EmbedAll,), self.embed_all),
+            "/predict": ((shapes.Predict,), self.predict),
+            "/rerank": ((shapes.Rerank,), self.rerank),
+            "/similarity": ((shapes.Similarity,), self.similarity),
+            "/tokenize": ((shapes.Tokenize,), self.tokenize),
+            "/decode": ((shapes.Decode,), self.decode),
+            "/v1/embeddings": ((shapes.OpenAIEmbeddings,), self.openai),
+            "/v1/rerank": ((shapes.CohereRerank,), self.cohere),
+            "/v2/rerank": ((shapes.CohereRerank,), self.cohere),
+            "/explain": ((shapes.Explain,), self.explain),
         }
-        holds = self.service.columns
-        if holds == "texts":
-            handlers["/"] = (shapes.Classify, self.classify)
-        elif holds == "words":
-            handlers["/"] = (shapes.Tag, self.tag)
-        elif holds == "passages":
-            handlers["/"] = (shapes.AnswerQuestion, self.answer_question)
-        elif self.service.fills_masks:
-            handlers["/"] = (shapes.Embed | shapes.Similarity | shapes.FillMask, self.pretrained)
-        elif holds is None:
-            handlers["/"] = (shapes.Embed | shapes.Similarity, self.pretrained)
-        return handlers
+
+    def _of_task(self) -> tuple[tuple[type[shapes.RequestShape], ...], Handler]:
+        """Shapes and handler of ``POST /``, which is for the model's own task."""
+        masks = (shapes.FillMask,) if self.service.fills_masks else ()
+        paths: dict[str | None, tuple[tuple[type[shapes.RequestShape], ...], Handler]] = {
+            "texts": ((shapes.Classify,), self.classify),
+            "words": ((shapes.Tag,), self.tag),
+            "passages": ((shapes.AnswerQuestion,), self.answer_question),
+            "options": ((shapes.Options,), self.choose),
+            None: ((shapes.Embed, shapes.Similarity, *masks), self.pretrained),
+        }
+        return paths[self.service.columns]
 
     # Vectors
 
-    async def _vectors(self, body: Any, texts: Sequence[Any], call: Call, *, kind: Any = "vectors") -> list[np.ndarray]:
-        call.check(texts)
+    async def _vectors(
+        self, body: Any, texts: Sequence[Any], call: Call, *, kind: Any = "vectors", field: str = "inputs"
+    ) -> list[np.ndarray]:
+        call.check(texts, field)
         if not self.service.gives_vectors:
             what = f"has a head for {self.service.form}" if self.service.form else "was exported to fill masks"
             raise Problem(424, f"the model {what} and gives no vectors", "Backend")
@@ -101,7 +105,7 @@ class Handlers:
     async def openai(self, body: shapes.OpenAIEmbeddings, call: Call) -> Any:
         self._check_model(body.model)
         vectors = self._finished(
-            await self._vectors(body, _several(body.input), call),
+            await self._vectors(body, _several(body.input), call, field="input"),
             body.dimensions,
             self.service.normalize,
         )
@@ -141,11 +145,12 @@ class Handlers:
         """Labels with their scores, the best first."""
         if self.service.columns != "texts":
             own = f", but one for {self.service.form}" if self.service.form else ""
-            raise Problem(424, f"the model has no head for classes{own}; POST / takes its task", "Backend")
+            path = "POST /rerank" if self.service.columns == "options" else "POST /"
+            raise Problem(424, f"the model has no head for classes{own}; {path} takes its task", "Backend")
         call.check(pairs)
         for pair in pairs:
             call.check(pair)
-        if getattr(body, "truncation_direction", "Right").capitalize() != "Right":
+        if getattr(body, "truncation_direction", "Right") not in RIGHT:
             raise Problem(422, "a head of fine-tuning reads the beginning of a text; leave truncation_direction out")
         if getattr(body, "truncate", None) is False:
             await call.prepared(lambda: self.service.check_lengths(pairs))
@@ -181,17 +186,41 @@ class Handlers:
         classes = await self._classes(pairs, None, call, parameters.function_to_apply)
         return [ranked[: parameters.top_k] for ranked in classes]
 
-    async def _ranked(self, query: str, texts: Sequence[str], body: Any, call: Call) -> Any:
-        """Indices and scores of texts, the best first."""
-        if self.service.labels != NUMBER:
+    async def choose(self, body: shapes.Options, call: Call) -> Any:
+        raise Problem(
+            424, "the model chooses between options; POST /rerank takes a question and its options", "Backend"
+        )
+
+    async def _ranked(
+        self, query: str, texts: Sequence[str], call: Call, *, body: Any = None, raw: bool = False
+    ) -> list[tuple[int, float]]:
+        """Indices and scores of texts, the best first: shares of options, or the sigmoid of a re-ranker's number; both
+        as they are if ``raw``.
+        """
+        if not self.service.ranks:
             raise Problem(424, "the model is not a re-ranker, which gives one number for two texts", "Backend")
         call.check([query])
-        classes = await self._classes([[query, text] for text in texts], body, call, None)
-        scores = [ranked[0]["score"] for ranked in classes]
-        return sorted(enumerate(scores), key=lambda one: -one[1])
+        if self.service.columns == "options":
+            scores = await self._options(query, texts, body, call)
+            scores = scores if raw else probabilities(scores)
+        else:
+            classes = await self._classes([[query, text] for text in texts], body, call, None)
+            scores = np.array([ranked[0]["score"] for ranked in classes])
+            scores = scores if raw else 1 / (1 + np.exp(-scores))
+        return sorted(enumerate(scores.tolist()), key=lambda one: -one[1])
+
+    async def _options(self, question: str, options: Sequence[str], body: Any, call: Call) -> np.ndarray:
+        """The score of each option, (n,)."""
+        call.check(options)
+        if getattr(body, "truncate", None) is False or getattr(body, "truncation_direction", "Right") not in RIGHT:
+            raise Problem(422, "options are cut at the end; leave truncate and truncation_direction out")
+        example = Choice(id="", question=question, options=tuple(options))
+        works, _ = await call.prepared(lambda: self.service.items([example]))
+        (scores,) = await call.computed(works)
+        return np.asarray(scores, np.float64)
 
     async def rerank(self, body: shapes.Rerank, call: Call) -> Any:
-        ranked = await self._ranked(body.query, body.texts, body, call)
+        ranked = await self._ranked(body.query, body.texts, call, body=body, raw=body.raw_scores)
         return [
             {"index": index, "score": score} | ({"text": body.texts[index]} if body.return_text else {})
             for index, score in ranked
@@ -199,8 +228,8 @@ class Handlers:
 
     async def cohere(self, body: shapes.CohereRerank, call: Call) -> Any:
         self._check_model(body.model)
-        texts = [document if isinstance(document, str) else document.get("text", "") for document in body.documents]
-        ranked = (await self._ranked(body.query, texts, None, call))[: body.top_n]
+        texts = [document if isinstance(document, str) else document.text for document in body.documents]
+        ranked = (await self._ranked(body.query, texts, call))[: body.top_n]
         return {
             "id": uuid.uuid4().hex,
             "model": self.service.name,

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import orjson
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+from encoderlab.deploy.serve.shapes import RequestShape, shape_of
 
 Protocol = Literal["tei", "openai", "cohere", "hf"]
 SECURITY = {"x-content-type-options": "nosniff", "cache-control": "no-store"}
@@ -73,7 +75,8 @@ def error(problem: Problem, protocol: Protocol) -> Response:
     if protocol == "openai":
         names = {401: "invalid_request_error", 429: "rate_limit_error", 503: "service_unavailable"}
         kind = names.get(problem.status, "invalid_request_error" if problem.status < 500 else "server_error")
-        codes = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
+        missing = "model_not_found" if problem.param == "model" else "not_found"
+        codes = {401: "invalid_api_key", 404: missing, 429: "rate_limit_exceeded"}
         code = codes.get(problem.status, problem.kind.lower())
         value = {"error": {"message": problem.message, "type": kind, "param": problem.param, "code": code}}
     elif protocol == "cohere":
@@ -116,19 +119,27 @@ async def body_of(request: Request, limits: Limits) -> bytes:
     return b"".join(parts)
 
 
-def parsed(adapter: TypeAdapter[Any], body: bytes) -> Any:
-    """The body, validated by a protocol's shape.
+def parsed(shapes: tuple[type[RequestShape], ...], body: bytes) -> Any:
+    """The body, validated by the shape of a protocol that it is meant to have.
 
     Raises:
         Problem: the body has another shape; the message names the field.
     """
     try:
-        return adapter.validate_json(body)
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise Problem(422, f"the body is not JSON: {error}") from None
+    shape = shape_of(value, shapes)
+    try:
+        return shape.model_validate(value)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        place = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("function-", "constrained-")))
-        where = f"`{place}`: " if place else ""
-        raise Problem(422, f"{where}{first['msg']}", param=place or None) from None
+    name, *inside = first["loc"] or ("",)
+    field = shape.model_fields.get(str(name))
+    if field is not None and field.description is not None and first["type"] != "missing":
+        raise Problem(422, f"`{name}`: expected {field.description}", param=str(name))
+    place = ".".join(str(part) for part in (name, *inside))
+    raise Problem(422, f"`{place}`: {first['msg']}" if place else first["msg"], param=place or None)
 
 
 @dataclass(frozen=True, kw_only=True)

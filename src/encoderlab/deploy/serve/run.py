@@ -19,6 +19,8 @@ from encoderlab.deploy.serve.app import Server
 from encoderlab.errors import ConfigError, DataError
 
 HEADER_SECONDS = 10.0
+HEADER_BYTES = 65_536  # of a request
+TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,20 +97,39 @@ class _Process(uvicorn.Server):
 
 
 class _Connection(HttpToolsProtocol):
-    """A connection that is closed if the headers of a request take too long."""
+    """A connection that is closed if the headers of a request take too long, or are too long."""
+
+    _room: int | None = HEADER_BYTES  # bytes that headers may still have; None inside a body
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._impatience = self.loop.call_later(HEADER_SECONDS, transport.close)
 
+    def data_received(self, data: bytes) -> None:
+        while data and self._room is not None and not self.transport.is_closing():
+            part, data = data[: self._room], data[self._room :]
+            self._room -= len(part)
+            super().data_received(part)
+            if self._room == 0 and not self.transport.is_closing():
+                self.transport.write(TOO_LONG)
+                self.transport.close()
+        if data and not self.transport.is_closing():
+            super().data_received(data)
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._room = HEADER_BYTES
         self._impatience.cancel()
         self._impatience = self.loop.call_later(HEADER_SECONDS, self.transport.close)
 
     def on_headers_complete(self) -> None:
+        self._room = None
         self._impatience.cancel()
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._room = HEADER_BYTES
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._impatience.cancel()
@@ -116,7 +137,11 @@ class _Connection(HttpToolsProtocol):
 
 
 def run(server: Server, address: Address, listener: socket.socket) -> None:
-    """Serve until a signal; accepted requests are answered before it returns."""
+    """Serve until a signal; accepted requests are answered before it returns.
+
+    Raises:
+        Exception: that of the first computation, with which the model is loaded.
+    """
     config = uvicorn.Config(
         server.app,
         http=_Connection,
@@ -131,10 +156,20 @@ def run(server: Server, address: Address, listener: socket.socket) -> None:
     )
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     process = _Process(config, server, address)
+    failures: list[Exception] = []
 
-    threading.Thread(target=server.load, name="warm-up", daemon=True).start()
+    def load() -> None:
+        try:
+            server.load()
+        except Exception as failure:
+            failures.append(failure)
+            process.should_exit = True
+
+    threading.Thread(target=load, name="warm-up", daemon=True).start()
     try:
         process.run(sockets=[listener])
     finally:
         if server.ready:
             server.engine.stop()
+    if failures:
+        raise failures[0]

@@ -17,12 +17,13 @@ from encoderlab.deploy.serve.texts import Refused
 from encoderlab.deploy.serve.why import Explanations
 from encoderlab.errors import ConfigError
 from encoderlab.inference import Pooling, Precision, limit, placed, reading_apart, tokenizer_of
+from encoderlab.interchange.heads import NUMBER
 from encoderlab.interchange.load import load
 from encoderlab.model import Model
 from encoderlab.nn import kernels
 from encoderlab.nn.heads import LMHead
 from encoderlab.nn.int8 import Int8Weight
-from encoderlab.tasks.data.examples import Question, TaggedWords, Text
+from encoderlab.tasks.data.examples import Choice, Question, TaggedWords, Text
 from encoderlab.tasks.forms.base import log_softmax
 from encoderlab.tasks.forms.batching import Item, TaskBatch, pack
 from encoderlab.tasks.forms.texts import TextForm
@@ -69,6 +70,11 @@ class Service:
             DataError, ConfigError: the model cannot be served.
         """
         place = best_seed(folder, silent)
+        if place.is_dir() and not any(place.glob("**/*.safetensors")) and any(place.glob("*.bin")):
+            raise ConfigError(
+                f"{place}: its weights are in pickles (.bin), and a server reads safetensors alone; run: encoderlab "
+                f"convert {place} OUT"
+            )
         check_own_head(place)
         model = placed(reading_apart(load(place)), precision)
         predictor = None if model.task is None else predictor_with(model, place)
@@ -89,6 +95,11 @@ class Service:
     def columns(self) -> str | None:
         """The content of an example of that form (:attr:`encoderlab.tasks.forms.base.Form.columns`)."""
         return None if self.predictor is None else self.predictor.form.columns
+
+    @property
+    def ranks(self) -> bool:
+        """Whether the model gives one number for two texts, or chooses between options."""
+        return self.labels == NUMBER or self.columns == "options"
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -207,9 +218,12 @@ class Service:
             if self.gives_vectors:
                 works = self.texts("vectors", [text] * count, truncate=True, side="Right")
                 self.compute(works.kind, works.works)
-            elif self.predictor is not None and (examples := self._examples(text, count)):
-                works, _ = self.items(examples)
+            elif self.predictor is not None:
+                works, _ = self.items(self._examples(text, count))
                 self.compute(works.kind, works.works)
+        if self.fills_masks:
+            mask = self.tokenizer.token(self.tokenizer.special.mask)
+            self.compute("masks", [(f"{mask} a", 1, None)])
 
     def _examples(self, text: str, count: int) -> list[Any]:
         """Examples of the model's form."""
@@ -219,7 +233,9 @@ class Service:
             return [Text(id="", text=text, pair=pair)] * count
         if self.columns == "words":
             return [TaggedWords(id="", words=tuple(text.split()))] * count
-        return [Question(id="", question="a", passage=text)] if self.columns == "passages" else []
+        if self.columns == "options":
+            return [Choice(id="", question="a", options=(text,) * count)]
+        return [Question(id="", question="a", passage=text)]
 
 
 def pooling_of(folder: Path) -> tuple[Pooling, bool]:

@@ -1,13 +1,22 @@
-"""The requests of the four protocols, field by field. Unknown fields are refused: nothing is ignored silently."""
+"""The requests of the four protocols, field by field. Unknown fields are refused: nothing is ignored silently.
+
+A field of several types has a description, which an error gives instead of the errors of each type.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
 Text = StrictStr
 Ids = list[Annotated[StrictInt, Field(ge=0)]]
+Texts = Annotated[Text | list[Text], Field(description="a text or a list of texts")]
+TextsOrIds = Annotated[
+    Text | list[Text] | Ids | list[Ids],
+    Field(description="a text, a list of texts, or the token ids of one text or of several"),
+]
+Pair = Annotated[list[Text], Field(min_length=1, max_length=2)]
 
 
 class RequestShape(BaseModel):
@@ -23,22 +32,21 @@ class Truncating(RequestShape):
 class Embed(Truncating):
     """text-embeddings-inference's ``/embed``, and Hugging Face's feature extraction."""
 
-    inputs: Text | list[Text] | Ids | list[Ids]
+    inputs: TextsOrIds
     normalize: bool | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
     encoding_format: Literal["float"] | None = None
 
 
 class EmbedAll(Truncating):
-    inputs: Text | list[Text] | Ids | list[Ids]
+    inputs: TextsOrIds
 
 
 class Predict(Truncating):
-    inputs: (
-        Text
-        | Annotated[list[Text], Field(min_length=1, max_length=2)]
-        | list[Annotated[list[Text], Field(min_length=1, max_length=2)]]
-    )
+    inputs: Annotated[
+        Text | Pair | list[Pair],
+        Field(description="a text, a pair [text, text], or a list of [text] and [text, text]"),
+    ]
     raw_scores: bool = False
 
 
@@ -60,33 +68,38 @@ class Similarity(RequestShape):
 
 
 class Tokenize(RequestShape):
-    inputs: Text | list[Text]
+    inputs: Texts
     add_special_tokens: bool = True
     prompt_name: None = None
 
 
 class Decode(RequestShape):
-    ids: Ids | list[Ids]
+    ids: Annotated[Ids | list[Ids], Field(description="the token ids of one text or of several")]
     skip_special_tokens: bool = True
 
 
 class OpenAIEmbeddings(RequestShape):
-    input: Text | list[Text] | Ids | list[Ids]
+    input: TextsOrIds
     model: Text = ""
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Field(ge=1)] | None = None
     user: Text | None = None
 
 
+class Document(RequestShape):
+    text: Text
+
+
 class CohereRerank(RequestShape):
-    """Cohere's and Jina's ``/v1/rerank``."""
+    """Cohere's and Jina's ``/v1/rerank``, but for ``max_tokens_per_doc``: a document is cut at the model's length."""
 
     model: Text = ""
     query: Text
-    documents: Annotated[list[Text | dict[str, Text]], Field(min_length=1)]
+    documents: Annotated[
+        list[Text | Document], Field(min_length=1, description='a list of texts, or of objects {"text": ...}')
+    ]
     top_n: Annotated[int, Field(ge=1)] | None = None
     return_documents: bool = False
-    max_tokens_per_doc: int | None = None
 
 
 class ClassifyParameters(RequestShape):
@@ -97,7 +110,7 @@ class ClassifyParameters(RequestShape):
 class Classify(RequestShape):
     """Hugging Face's text classification."""
 
-    inputs: Text | list[Text]
+    inputs: Texts
     parameters: ClassifyParameters | None = None
 
 
@@ -107,18 +120,19 @@ class MaskParameters(RequestShape):
 
 
 class FillMask(RequestShape):
-    inputs: Text | list[Text]
+    inputs: Texts
     parameters: MaskParameters | None = None
 
 
 class TagParameters(RequestShape):
-    aggregation_strategy: Literal["none", "simple", "first", "average", "max"] | None = None
+    """``average`` and ``max`` need the tags of all pieces of a word; the first piece of a word has its tag."""
+
+    aggregation_strategy: Literal["none", "simple", "first"] | None = None
     ignore_labels: list[Text] | None = None
-    stride: int | None = None
 
 
 class Tag(RequestShape):
-    inputs: Text | list[Text]
+    inputs: Texts
     parameters: TagParameters | None = None
 
 
@@ -139,10 +153,26 @@ class AnswerQuestion(RequestShape):
 class Explain(RequestShape):
     """An explanation of an answer; only this server has it."""
 
-    inputs: Text | Annotated[list[Text], Field(min_length=1, max_length=2)] | Asked
+    inputs: Annotated[
+        Text | Pair | Asked, Field(description='a text, a pair [text, text], or {"question": ..., "context": ...}')
+    ]
     method: Literal["gradients", "words", "attention"] = "gradients"
     target: Text | None = None
     at: Annotated[int, Field(ge=0)] | None = None
     steps: Annotated[int, Field(ge=1, le=128)] = 16
     layer: Annotated[int, Field(ge=1)] = 1
     head: Annotated[int, Field(ge=1)] = 1
+
+
+class Options(RequestShape):
+    """``POST /`` of a model that chooses between options, which has no shape of its own in any protocol."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+def shape_of(body: Any, shapes: tuple[type[RequestShape], ...]) -> type[RequestShape]:
+    """The one of ``shapes`` that a body is meant to have, judged by its fields, so that an error is about that one."""
+    fields = body if isinstance(body, dict) else {}
+    if Similarity in shapes and isinstance(fields.get("inputs"), dict):
+        return Similarity
+    return FillMask if FillMask in shapes and "parameters" in fields else shapes[0]

@@ -127,6 +127,7 @@ def write_modernbert(config: ModelConfig) -> dict[str, Any]:
         "hidden_activation": THEIR_ACTIVATION[encoder.activation],
         "max_position_embeddings": position.length,
         "initializer_range": encoder.init_std,
+        "initializer_cutoff_factor": 2.0,  # the default; text-embeddings-inference reads no file without it
         "norm_eps": encoder.eps,
         "norm_bias": encoder.normalization.bias,
         "attention_bias": encoder.attention_biases != "none",

@@ -61,6 +61,8 @@ const marked = (text, spans) => {
   return passage;
 };
 
+const linesOf = (text) => text.split("\n").map((line) => line.trim()).filter(Boolean);
+
 const TASKS = {
   classes: {
     name: "Labels",
@@ -99,6 +101,19 @@ const TASKS = {
     },
     why: ({ question, context }) => ({ question, context }),
   },
+  options: {
+    name: "Options",
+    fields: () => [
+      field("Question", { id: "question", rows: 3, value: "Which of these is an animal?" }),
+      field("Options", { id: "others", rows: 5, hint: "one per line", value: "A chair.\nA horse.\nA song." }),
+    ],
+    ask: ({ question, others }) => {
+      const texts = linesOf(others);
+      return texts.length ? { path: "/rerank", body: { query: question, texts } } : null;
+    },
+    empty: "Write options, one per line.",
+    show: (found, { others }) => bars(found.map(({ index, score }) => ({ label: linesOf(others)[index], share: score }))),
+  },
   masks: {
     name: "Masked words",
     fields: () => [field("Text", { id: "text", hint: "write [MASK], or click a word below", value: "The [MASK] of a list is the number of its items." })],
@@ -122,19 +137,19 @@ const TASKS = {
         value: "Read a file line by line.\nThe weather is fine today.\nOpen a file for writing.\nA list of numbers." }),
     ],
     ask: ({ text, others }) => {
-      const sentences = others.split("\n").map((line) => line.trim()).filter(Boolean);
+      const sentences = linesOf(others);
       return sentences.length ? { path: "/similarity", body: { inputs: { source_sentence: text, sentences } } } : null;
     },
     empty: "Paste texts to compare with, one per line.",
     show: (found, { others }) => {
-      const sentences = others.split("\n").map((line) => line.trim()).filter(Boolean);
+      const sentences = linesOf(others);
       const rows = sentences.map((label, at) => ({ label, share: found[at], shown: found[at].toFixed(3) }));
       return bars(rows.sort((a, b) => b.share - a.share).slice(0, 50));
     },
-    why: ({ text, others }) => [text, others.split("\n").map((line) => line.trim()).find(Boolean) ?? text],
+    why: ({ text, others }) => [text, linesOf(others)[0] ?? text],
   },
 };
-const HEADS = { classification: "classes", regression: "classes", multilabel: "classes", tagging: "tags", span: "answers" };
+const HEADS = { classification: "classes", regression: "classes", multilabel: "classes", tagging: "tags", span: "answers", choice: "options" };
 const tasksOf = (info) => (HEADS[info.task] ? [HEADS[info.task]] : info.task === "fill-mask" ? ["masks", "near"] : info.task === "states" ? ["near"] : []);
 
 /* ---------- one column: texts in, what the model says, why ---------- */
@@ -168,6 +183,7 @@ class Pane {
       ask.append(make("p", { className: "small", textContent: this.task.puts ? "Click a word to mask it, a guess to put it in." : "Click a word to hide it from the model." }),
         make("ul", { className: "words" }));
     }
+    $(".why", this.root).hidden = !this.task.why;
     $(".why", this.root).addEventListener("toggle", () => this.explain());
     for (const name of ["method", "target", "layer", "head"]) $(`.${name}`, this.root).addEventListener("change", () => this.explain());
     this.labels();
