@@ -207,10 +207,11 @@ def held_folder(out: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def held_file(out: Path) -> Iterator[None]:
+def held_file(out: Path, *, called: str | None = None) -> Iterator[None]:
     """Lock the name of an output file while it is written, with a file ``.NAME.lock`` that is deleted at the end.
 
-    Temporary files of processes that were killed while they wrote it are deleted first.
+    Errors are about ``called``, by default ``out``. Temporary files of processes that were killed while they wrote it
+    are deleted first.
 
     Raises:
         ConfigError: another process is writing it, or its folder cannot be made.
@@ -222,7 +223,9 @@ def held_file(out: Path) -> Iterator[None]:
             while not _holds(stack, lock):
                 pass  # the previous holder deleted its lock after we opened it
         except BlockingIOError:
-            raise ConfigError(f"{out}: another process is writing it; wait for it, or name another file") from None
+            raise ConfigError(
+                f"{called or out}: another process is writing it; wait for it, or name another file"
+            ) from None
         except OSError as error:
             raise ConfigError(f"{out}: cannot be written ({error.strerror}); name another file") from None
         try:

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from encoderlab.commands.bench import Comparisons
+from encoderlab.corpus.assemble import Selection
 from encoderlab.corpus.build import BuildSettings, NewTokenizer, build_corpus
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.execution.cluster import Need, RayTasks, tasks_on
@@ -157,11 +158,10 @@ def test_nodes_that_differ_are_named(cluster, tmp_path, monkeypatch):
     real = module._probe
     with monkeypatch.context() as patch:
         own = real([])
-        patch.setattr(module, "_probe", real)
-        patch.setattr(module.platform, "python_version", lambda: "3.99")
-        with pytest.raises(ConfigError, match="this process encoderlab .*Python 3.99; install the same"):
-            RayTasks().__enter__()
-        assert own["versions"]
+        for package in ("torch", "tokenizers"):
+            patch.setattr(module, "versions", lambda package=package: own["versions"] | {package: "0.99"})
+            with pytest.raises(ConfigError, match=f"has {package} .*, this process 0.99; install the same"):
+                RayTasks().__enter__()
     monkeypatch.setattr(module, "ANSWER", 0.0)
     with pytest.raises(ConfigError, match="has not answered for 0 seconds"):
         RayTasks().__enter__()
@@ -253,6 +253,39 @@ def test_an_address_without_a_cluster_is_refused_at_once(verb, tmp_path, capsys,
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"-ERR\r\n", b""])
+def test_what_is_not_ray_is_refused_at_once(answer, monkeypatch):
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet():
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(64)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        port = server.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"no cluster at 127.0.0.1:{port} \(what answers there is not Ray"):
+            RayTasks(f"127.0.0.1:{port}").__enter__()
+        thread.join()
+    with pytest.raises(ConfigError, match="expected the head's HOST:PORT"):
+        RayTasks("ray://127.0.0.1:10001").__enter__()
+
+
+def test_an_error_of_another_node_names_the_node(monkeypatch):
+    import encoderlab.execution.cluster as module
+
+    def refused():
+        raise DataError("s3://a/b: no credentials")
+
+    here = module.platform.node()
+    for driver, words in (("elsewhere", f"node {here}: s3://a/b"), (here, "s3://a/b")):
+        with pytest.raises(DataError, match=f"^{words}"):
+            module._call(sys.argv, os.getcwd(), driver, refused)
+
+
 def test_the_place_is_read_from_the_option():
     assert isinstance(tasks_on("local", workers=1), Workers)
     assert isinstance(tasks_on("ray=10.0.0.1:6379"), RayTasks)
@@ -269,10 +302,12 @@ def test_without_ray_one_line_says_what_to_install(monkeypatch):
         RayTasks().__enter__()
 
 
-def test_a_corpus_of_a_cluster_has_the_bytes_of_one_machine(cluster, tmp_path):
+@pytest.mark.parametrize("near", [None, 0.5])
+def test_a_corpus_of_a_cluster_has_the_bytes_of_one_machine(cluster, near, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("\n\n".join(f"A document about the number {n}, and of {n * n}." for n in range(3000)))
-    settings = BuildSettings(sources=(str(text),), tokenizer=NewTokenizer(vocab_size=200))
+    selection = Selection(near_duplicates=near)
+    settings = BuildSettings(sources=(str(text),), tokenizer=NewTokenizer(vocab_size=200), selection=selection)
     alone, together = tmp_path / "alone", tmp_path / "together"
     build_corpus(settings, alone)
     build_corpus(settings, together, cluster=lambda sees: RayTasks(sees=sees))

@@ -298,6 +298,8 @@ def test_two_writers_of_one_place_are_refused(s3, tmp_path, monkeypatch):
         with pytest.raises(ConfigError, match="another process is writing it"), written_folder(url):
             pass
         monkeypatch.undo()
+        with pytest.raises(ConfigError, match=f"^{url}: another process is writing it"), written_folder(url):
+            pass  # of this machine
     assert not places.exists(f"{s3.bucket}/runs/two/writer.json")
 
 

@@ -23,7 +23,7 @@ from typing import Any, Self
 from encoderlab import __version__
 from encoderlab.errors import ConfigError, DataError, EncoderlabError, MissingDependency, OutOfMemory, Stopped
 from encoderlab.execution.local import POLL, Ended, Execute, Job, start
-from encoderlab.execution.workers import Tasks, Workers, cores
+from encoderlab.execution.workers import Tasks, Workers, cores, versions
 
 RETRIES = 5
 AHEAD = 2  # tasks submitted beyond those that can run
@@ -31,6 +31,8 @@ REACH = 10.0  # seconds in which the address of a cluster must take a connection
 ANSWER = 120.0  # seconds in which a node must answer
 PATIENCE = 120.0  # seconds in which stopped tasks may write their checkpoints
 LOOK = 2.0  # seconds between two looks for the head of the cluster
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # to which a head answers in kind
+SETTINGS = 4  # the kind of frame with which a server of HTTP/2 begins
 HEAD = 30.0  # seconds for which the head may be away; after 60, Ray ends this process
 
 
@@ -114,12 +116,15 @@ class RayTasks(Tasks):
         return self._ray._raylet.GcsClient(address=f"{host}:{port}").cluster_id  # type: ignore[attr-defined]
 
     def _connect(self) -> None:
-        host, colon, port = (self._address or os.environ.get("RAY_ADDRESS") or "").rpartition(":")
-        if colon and port.isdigit() and "//" not in host:  # Ray itself would retry for minutes
+        address = self._address or os.environ.get("RAY_ADDRESS") or ""
+        if "//" in address:
+            raise ConfigError(f"--on ray={address}: expected the head's HOST:PORT, such as 10.0.0.1:6379")
+        host, colon, port = address.rpartition(":")
+        if colon and port.isdigit():  # Ray itself would retry for minutes, or forever
             try:
-                socket.create_connection((host.strip("[]"), int(port)), timeout=REACH).close()
+                _meet((host.strip("[]"), int(port)))
             except OSError as error:
-                raise _no_cluster(f"{host}:{port}", error) from None
+                raise _no_cluster(address, error) from None
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # its future default, without its warning
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         try:
@@ -156,8 +161,9 @@ class RayTasks(Tasks):
             try:
                 node_sees = self._ray.get(answer, timeout=ANSWER)
             except self._ray.exceptions.RayTaskError as error:
+                said = " ".join(str(error.cause).split())[-120:]
                 raise ConfigError(
-                    f"node {name} cannot run encoderlab ({error.cause}); install encoderlab {__version__} there"
+                    f"node {name} cannot run encoderlab ({said}); install encoderlab {__version__} there"
                 ) from None
             except self._ray.exceptions.GetTimeoutError:
                 raise ConfigError(
@@ -165,11 +171,12 @@ class RayTasks(Tasks):
                 ) from None
             except self._ray.exceptions.RayError:
                 continue  # lost meanwhile
-            if node_sees["versions"] != own["versions"]:
-                raise ConfigError(
-                    f"node {name} has {node_sees['versions']}, this process {own['versions']}; install the same "
-                    "versions"
-                )
+            for package, version in own["versions"].items():
+                if node_sees["versions"][package] != version:
+                    raise ConfigError(
+                        f"node {name} has {package} {node_sees['versions'][package]}, this process {version}; install "
+                        "the same versions"
+                    )
             for path, there in node_sees["sees"].items():
                 if own["sees"][path] and not there:
                     raise ConfigError(f"node {name} does not see {path}; put it where all nodes see it")
@@ -201,7 +208,7 @@ class RayTasks(Tasks):
         self._pending[self._send(function, *args)] = name
 
     def _send(self, function: Callable[..., Any], *args: Any) -> Any:
-        return self._call.remote(sys.argv, os.getcwd(), function, *args)
+        return self._call.remote(sys.argv, os.getcwd(), platform.node(), function, *args)
 
     def share(self, value: Any) -> Any:
         return self._ray.put(value)  # every node fetches it once
@@ -307,6 +314,23 @@ class RayTasks(Tasks):
         return execute
 
 
+def _meet(place: tuple[str, int]) -> None:
+    """Connect to a head, and see that it speaks gRPC as Ray does.
+
+    Raises:
+        OSError: nothing answers there, or something else.
+    """
+    with socket.create_connection(place, timeout=REACH) as connection:
+        if os.environ.get("RAY_USE_TLS", "0") != "0":
+            return
+        connection.sendall(PREFACE)
+        frame = b""
+        while len(frame) < 4 and (part := connection.recv(9)):
+            frame += part
+    if frame[3:4] != bytes([SETTINGS]):
+        raise ConnectionError("what answers there is not Ray")
+
+
 def _no_cluster(address: str, error: Exception) -> ConfigError:
     said = " ".join(str(error).split())[:160]
     return ConfigError(
@@ -321,16 +345,20 @@ def _amounts(resources: Mapping[str, float]) -> str:
     return ", ".join([*parts, f"{resources.get('memory', 0) / 1e9:.3g} GB"])
 
 
-def _call(command: Sequence[str], folder: str, function: Callable[..., Any], *args: Any) -> Any:
+def _call(command: Sequence[str], folder: str, driver: str, function: Callable[..., Any], *args: Any) -> Any:
     sys.argv = list(command)  # what run folders record
     with contextlib.suppress(OSError):  # a node without it has no relative paths either, and was refused for them
         os.chdir(folder)
-    return function(*args)  # Ray itself takes no partial functions
+    try:
+        return function(*args)  # Ray itself takes no partial functions
+    except (ConfigError, DataError) as error:
+        if platform.node() != driver:  # which may have credentials, files and room that the node lacks
+            error.args = (f"node {platform.node()}: {error}",)
+        raise
 
 
 def _probe(paths: Sequence[str]) -> dict[str, Any]:
-    versions = f"encoderlab {__version__}, Python {platform.python_version()}"
-    return {"versions": versions, "sees": {path: os.path.exists(path) for path in paths}}
+    return {"versions": versions(), "sees": {path: os.path.exists(path) for path in paths}}
 
 
 def _run_job(job: Job) -> int:

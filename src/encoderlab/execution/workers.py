@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import logging
 import multiprocessing
 import os
+import platform
 import signal
 import sys
 import threading
@@ -16,12 +18,21 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.synchronize import Event
 from typing import Any, Self
 
+from encoderlab import __version__
 from encoderlab.errors import ConfigError, OutOfMemory, Stopped
 
 
 def cores() -> int:
     """The processors that this process may use, as set by ``taskset`` or a batch system."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def versions() -> dict[str, str]:
+    """The versions that can change a result: of Python, of this package and of the libraries that compute."""
+    packages = ("torch", "numpy", "tokenizers", "safetensors")
+    return {"encoderlab": __version__, "python": platform.python_version()} | {
+        package: importlib.metadata.version(package) for package in packages
+    }
 
 
 class Tasks:

@@ -54,7 +54,7 @@ def written_file(url: str) -> Iterator[Path]:
     """
     places.check_writable(url)
     path = working_place(url)
-    with held_file(path.with_name(f"{path.name}.upload")):
+    with held_file(path.with_name(f"{path.name}.upload"), called=url):
         places.exists(url)  # no access, no bucket: an error before any work
         yield path
         if path.exists():
@@ -73,7 +73,7 @@ def written_folder(url: str) -> Iterator[Path]:
     """
     places.check_writable(url)
     folder = working_place(url)
-    with held_file(folder.with_name(f"{folder.name}.upload")):
+    with held_file(folder.with_name(f"{folder.name}.upload"), called=url):
         mirror = Mirror(folder, url)
         mirror.claim()
         try:

@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 PROTOCOLS = "s3 s3a gs gcs az abfs hf http https hdfs webhdfs sftp ftp oss memory".split()
 READ_ONLY = ("http", "https", "hf")
+OF_OTHERS = {"gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "oss": "ossfs"}  # packages beyond [scale]
 NOT_SUPPORTED = ("hdfs", "webhdfs", "sftp", "ftp")  # their files belong to a host, which fsspec's paths do not name
 ATTEMPTS, FIRST_WAIT = 8, 0.25  # tries of one request; seconds before the second try, doubled before each further one
 ABSENT = "no such file or folder; check the URL"
@@ -82,8 +83,9 @@ def file_system(url: str) -> tuple[Any, str]:
     try:
         system = _file_system(protocol)
     except ImportError as error:
-        package = error.name or {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}.get(protocol, protocol)
-        raise MissingDependency(package, "scale", f"reading {url}") from None
+        if (package := OF_OTHERS.get(protocol)) is not None:
+            raise ConfigError(f"{url}: {package} is not installed; run: pip install {package}") from None
+        raise MissingDependency(error.name or protocol, "scale", f"reading {url}") from None
     return system, system._strip_protocol(url)
 
 

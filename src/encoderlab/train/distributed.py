@@ -28,8 +28,8 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from encoderlab.errors import ConfigError, EncoderlabError, Stopped
+from encoderlab.execution.workers import versions
 from encoderlab.nn.encoder import Encoder
-from encoderlab.train.folder import versions
 
 Made = TypeVar("Made")
 SEE_THERE = "its message says why"

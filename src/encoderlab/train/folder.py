@@ -16,12 +16,11 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any
 
-import encoderlab
 from encoderlab.config import flatten, from_dict, to_dict
 from encoderlab.corpus.manifest import TOKENIZER
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.execution.workers import cores
+from encoderlab.execution.workers import cores, versions
 from encoderlab.files import finite, locked, remove_leftovers, write_bytes, write_json
 from encoderlab.interchange.places import PROVENANCE, commits
 from encoderlab.processor import first_core
@@ -223,14 +222,6 @@ def describe_session(data: Mapping[str, str]) -> dict[str, Any]:
         "data": dict(data),
         "models": commits(),
         "hardware": hardware(),
-    }
-
-
-def versions() -> dict[str, str]:
-    """The versions that can change a result: of Python, of this package and of the libraries that compute."""
-    packages = ("torch", "numpy", "tokenizers", "safetensors")
-    return {"encoderlab": encoderlab.__version__, "python": platform.python_version()} | {
-        package: importlib.metadata.version(package) for package in packages
     }
 
 

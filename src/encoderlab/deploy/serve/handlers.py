@@ -53,7 +53,7 @@ class Handlers:
             "texts": ((shapes.Classify,), self.classify),
             "words": ((shapes.Tag,), self.tag),
             "passages": ((shapes.AnswerQuestion,), self.answer_question),
-            "options": ((shapes.Options,), self.choose),
+            "options": ((shapes.AnyBody,), self.choose),
             None: ((shapes.Embed, shapes.Similarity, *masks), self.pretrained),
         }
         return paths[self.service.columns]
@@ -186,7 +186,7 @@ class Handlers:
         classes = await self._classes(pairs, None, call, parameters.function_to_apply)
         return [ranked[: parameters.top_k] for ranked in classes]
 
-    async def choose(self, body: shapes.Options, call: Call) -> Any:
+    async def choose(self, body: shapes.AnyBody, call: Call) -> Any:
         raise Problem(
             424, "the model chooses between options; POST /rerank takes a question and its options", "Backend"
         )

@@ -86,7 +86,7 @@ class OpenAIEmbeddings(RequestShape):
     user: Text | None = None
 
 
-class Document(RequestShape):
+class RankedText(RequestShape):
     text: Text
 
 
@@ -96,7 +96,7 @@ class CohereRerank(RequestShape):
     model: Text = ""
     query: Text
     documents: Annotated[
-        list[Text | Document], Field(min_length=1, description='a list of texts, or of objects {"text": ...}')
+        list[Text | RankedText], Field(min_length=1, description='a list of texts, or of objects {"text": ...}')
     ]
     top_n: Annotated[int, Field(ge=1)] | None = None
     return_documents: bool = False
@@ -164,7 +164,7 @@ class Explain(RequestShape):
     head: Annotated[int, Field(ge=1)] = 1
 
 
-class Options(RequestShape):
+class AnyBody(RequestShape):
     """``POST /`` of a model that chooses between options, which has no shape of its own in any protocol."""
 
     model_config = ConfigDict(extra="allow")
