@@ -125,6 +125,9 @@ def test_a_graph_has_the_numbers_of_the_model(size: str, use: Any, form: str, tm
     assert json.loads((tmp_path / "out" / "export.json").read_text()) == json.loads(json.dumps(record))
     if form == "hf" and not size.startswith("transformer-xl"):
         assert all(run_python(tmp_path / "out"))
+    page = (tmp_path / "out" / "README.md").read_text()
+    if "## transformers.js" in page:  # which sets the segments of two texts only if it is told to
+        assert ("return_token_type_ids = true" in page) == ("token_type_ids" in record["inputs"])
     again = load(tmp_path / "out")  # the weights of the folder give the graph's numbers too
     if use != "fill-mask" or model.mask_positions is None:  # transformers has no place for the mask decoder
         check.compare(Graph(again, use), OnnxRun(tmp_path / "out" / "onnx" / "model.onnx"), 12)
@@ -207,8 +210,9 @@ def test_states_are_opened_by_the_code_in_the_folder(tmp_path: Path) -> None:
     model, out = small("bert-tiny"), tmp_path / "out"
     record = export(model, "states", out, ExportSettings(to=("onnx", "pt2"), length=140), say=lambda _: None)
     assert set(record["checked"]) == {"onnx/model.onnx", "model.pt2"}
-    shape, states = run_python(out)
+    shape, of_archive, states = run_python(out)
     assert re.fullmatch(r"\(2, \d+, 64\)\n", shape) and states.startswith("[[[")
+    assert of_archive.replace("[", "").replace("]", "") == f"torch.Size{shape}"
     theirs = transformers.AutoModel.from_pretrained(out)
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)
     rows = tokenizer(TEXTS, padding=True, return_tensors="np")

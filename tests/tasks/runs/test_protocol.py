@@ -20,9 +20,10 @@ from tests.tasks.tiny import model
 def test_plain_fits_the_model_and_the_data():
     plain, cola = PROTOCOLS["plain"], task("cola")
     small = plain.recipe_for(cola, model(), 300)
-    assert (small.optim.lr, small.batch, small.updates(300)) == (5e-4, 8, 700)
+    assert (small.optim.lr, small.batch, small.updates(300)) == (5e-4, 8, 20 * 38)
     assert plain.recipe_for(cola, model(width=768), 8551).optim.lr == 5e-5
-    assert plain.recipe_for(cola, model(), 8551).updates(8551) == 3 * 268
+    assert plain.recipe_for(cola, model(), 8551).updates(8551) == 3 * 535
+    assert plain.recipe_for(cola, model(), 4500).updates(4500) == 1400
     assert small.updates(8) == 20 and replace(small, steps=7).updates(300) == 7  # at most 20 epochs
     assert at_point(small, {"epochs": 2.0}, where="").updates(300) == 76  # what is asked for is not raised
     assert at_point(small, {"batch": 32}, where="").updates(300) == 200 == 20 * 10

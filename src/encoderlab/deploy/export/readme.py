@@ -52,6 +52,9 @@ TOOLS = (
         "graph(**inputs)",
     ),
 )
+LACKING = (("albert", "tagging"), ("modernbert", "span"))  # what transformers.js 4.3 has no class for
+SEGMENTS = "pipe.tokenizer.return_token_type_ids = true;  // or every token counts as one of the first text\n"
+
 _CODE = """```python
 {imports}
 from tokenizers import Tokenizer
@@ -183,14 +186,16 @@ def _others(record: dict[str, Any], graph: Graph, model: Model) -> list[str]:
             how + (", at length 1." if record["normalize"] else "."),
             f"```python\n{code}\n```",
         ]
-    if not graph.beam and model_type not in ("xlnet", "transfo-xl") and not choice:
+    known = model_type not in ("xlnet", "transfo-xl") and (model_type, graph.use) not in LACKING
+    if not graph.beam and known and not choice:
         arguments = '"Who?", "It was Ann."' if graph.use == "span" else f'"{sentence}"'
         dtype = "q8" if record.get("int8", {}).get("kept") else "fp32"
         code = (
             'import { env, pipeline } from "@huggingface/transformers";\n\n'
             'env.allowRemoteModels = false;\nenv.localModelPath = "..";  // the folder that this folder lies in\n'
             f'const pipe = await pipeline("{PIPELINES[graph.use]}", "THIS_FOLDER", {{ dtype: "{dtype}" }});\n'
-            f"console.log(await pipe({arguments}));"
+            + (SEGMENTS if "token_type_ids" in graph.inputs else "")
+            + f"console.log(await pipe({arguments}));"
         )
         parts += ["## transformers.js", f"```js\n{code}\n```"]
     if graph.use in ("states", "classification") and not choice and model_type in sum(SERVED.values(), ()):
