@@ -60,14 +60,16 @@ class Page:
         *whole, self._rest = self._rest.split(b"\0")
         return [json.loads(one) for one in whole]
 
-    def open(self, url: str, *, width: int = 1400, height: int = 1000, dark: bool = False) -> None:
+    READY = "document.documentElement?.dataset.ready === 'yes'"
+
+    def open(self, url: str, *, width: int = 1400, height: int = 1000, dark: bool = False, ready: str = READY) -> None:
         self.send(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.send("Emulation.setEmulatedMedia", features=scheme)
         self.send("Page.navigate", url=url)
-        self.wait("document.documentElement?.dataset.ready === 'yes'")
+        self.wait(ready)
 
     def run(self, script: str) -> Any:
         """The value of an expression, awaited."""

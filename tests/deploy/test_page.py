@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import functools
+import json
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -92,7 +98,12 @@ def test_labels_move_as_one_writes(page: Page) -> None:
         code = said(page, "#code")
         assert f"curl http://127.0.0.1:{asked.port}/predict" in code and '{"inputs":"the film is good"}' in code
         page.click("#languages button:nth-child(2)")
-        assert "urllib.request" in said(page, "#code")
+        python = said(page, "#code")
+        assert "urllib.request" in python
+        run = functools.partial(subprocess.run, capture_output=True, text=True, check=True)
+        assert ast.literal_eval(run([sys.executable, "-c", python]).stdout) == wanted
+        if shutil.which("curl"):
+            assert json.loads(run(["sh", "-c", code]).stdout) == wanted
 
         # A word is hidden by the keyboard alone.
         page.run("document.querySelector('.words li:nth-child(4) button').focus()")

@@ -94,6 +94,8 @@ function firstWord() {
   const index = text.special.findIndex((special, i) => !special && i >= text.memory);
   return Math.max(index, text.memory);
 }
+/** The background for a share of 1, on which text stays readable. */
+const shaded = (share) => `rgb(var(--shade) / calc(var(--most) * ${share.toFixed(3)}))`;
 function shade(index) {
   state.asks = index;
   document.querySelectorAll("#texts .panel").forEach((panel, number) => {
@@ -102,7 +104,7 @@ function shade(index) {
     const weights = mapOf(model, text, state.layer, state.head);
     panel.querySelectorAll(".token").forEach((token, key) => {
       const weight = asks < 0 ? 0 : weights[asks * keys + key] / 255;
-      token.style.background = `rgb(var(--shade) / ${(0.6 * Math.sqrt(weight)).toFixed(3)})`;  // text stays readable
+      token.style.background = shaded(Math.sqrt(weight));
       token.classList.toggle("asks", key === asks + text.memory && asks >= 0);
       token.title = asks < 0 ? "memory is only read" : `${(100 * weight).toFixed(1)}%`;
     });
@@ -160,7 +162,7 @@ function drawNumbers() {
     const grid = table(model, (layer, head) => {
       const value = values[layer]?.[head] ?? null, cell = make("div", { class: "cell" }, format(value));
       const share = value === null ? 0 : (scale(value) - least) / Math.max(most - least, 1e-9);
-      cell.style.background = `rgb(var(--shade) / ${(0.75 * share).toFixed(3)})`;
+      cell.style.background = shaded(share);
       return cell;
     });
     return make("div", { class: "panel" }, make("h3", {}, `${state.measure}${data.models.length > 1 ? ` · ${model.model}` : ""}`), grid);

@@ -27,6 +27,8 @@ document.getElementById("save").addEventListener("click", () => {
   link.download = "report.json";
   link.click();
 });
+// What is wider than its place is scrolled by the keyboard, too.
+for (const box of document.querySelectorAll(".scroll")) if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
 const links = [...document.querySelectorAll("nav a")];
 const sections = links.map((link) => document.querySelector(link.hash));
 const follow = () => {
