@@ -17,6 +17,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
 
 from encoderlab.cli import main
 from encoderlab.deploy.export import check
@@ -227,6 +228,9 @@ def test_states_are_opened_by_the_code_in_the_folder(tmp_path: Path) -> None:
     with torch.no_grad():
         (archived,) = graph(**{name: torch.from_numpy(x) for name, x in rows.items()})
     assert np.abs(archived.numpy() - states)[real].max() < 2e-5
+    assert json.loads((out / "config.json").read_text())["architectures"] == ["BertModel"]  # as vLLM wants it
+    with safe_open(out / "model.safetensors", "pt") as weights:
+        assert {name.partition(".")[0] for name in weights.keys()} == {"embeddings", "encoder", "pooler"}  # noqa: SIM118
     pooling = json.loads((out / "1_Pooling" / "config.json").read_text())
     assert pooling["pooling_mode_mean_tokens"] is True and pooling["pooling_mode_cls_token"] is False
     assert [module["type"].rpartition(".")[2] for module in json.loads((out / "modules.json").read_text())] == [

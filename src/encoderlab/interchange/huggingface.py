@@ -82,12 +82,17 @@ def name_table_of(config: ModelConfig, model_type: str) -> names.NameTable:
     return replace(name_table, rules=(*heads.task_rules(config, model_type), *name_table.rules))
 
 
-def save(model: Model, folder: str | os.PathLike[str], *, both_heads: bool = False) -> list[str]:
+HEADS = ("lm.", "pair.", "rtd.", "task.")  # what the names of their weights begin with
+
+
+def save(model: Model, folder: str | os.PathLike[str], *, both_heads: bool = False, bare: bool = False) -> list[str]:
     """Write the model as a Hugging Face folder, whole or not at all; returns notes for the user.
 
     Args:
         both_heads: write DeBERTa's masked-LM head also under its original names (``lm_predictions``), for programs that
             read those; ``transformers`` then reports them as unexpected.
+        bare: write the encoder alone, without its heads and the prefix that they give to its names, as encoders of
+            sentences are published: vLLM reads no other names.
 
     Raises:
         DataError: the architecture or a head has no counterpart in ``transformers``.
@@ -97,7 +102,10 @@ def save(model: Model, folder: str | os.PathLike[str], *, both_heads: bool = Fal
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder}: exists and is not empty; choose another folder")
     config, weights = model.config, folders.weights(model)
-    if config.task is not None:
+    if bare:
+        config = replace(config, lm=None, pair=False, rtd=None, task=None, labels=())
+        weights = {name: tensor for name, tensor in weights.items() if not name.startswith(HEADS)}
+    elif config.task is not None:
         config, weights = _for_task(config, weights)
     if config.lm is not None and config.lm.next_token:
         weights = {name: tensor for name, tensor in weights.items() if not name.startswith("lm.")}
@@ -115,6 +123,8 @@ def save(model: Model, folder: str | os.PathLike[str], *, both_heads: bool = Fal
     name_table = name_table_of(config, model_type)
     tensors = names.write(name_table, weights, config.encoder, dialects=both_heads, ties=ties)
     tensors |= _additions(config, model_type)
+    if bare:
+        tensors = {name.removeprefix(name_table.prefix): tensor for name, tensor in tensors.items()}
     notes = _notes(config)
     if given_back:
         notes.append(
@@ -122,7 +132,9 @@ def save(model: Model, folder: str | os.PathLike[str], *, both_heads: bool = Fal
             "cannot have fewer heads; results are the same, the speed is that of all heads"
         )
     lost = [
-        head for head in ("lm", "pair", "pooler", "rtd") if getattr(model.config, head) and not getattr(config, head)
+        head
+        for head in ("lm", "pair", "pooler", "rtd")
+        if getattr(model.config, head) and not getattr(config, head) and not bare
     ]
     if lost and model.config.task is not None:
         notes.append(f"left out, because classes with a task head in transformers have none: {', '.join(lost)}")

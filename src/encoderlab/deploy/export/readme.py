@@ -205,6 +205,8 @@ def _others(record: dict[str, Any], graph: Graph, model: Model) -> list[str]:
             f"`docker run -p 8080:80 -v $PWD:/model ghcr.io/huggingface/text-embeddings-inference:{image} "
             "--model-id /model`, by its published rules.",
         ]
-    if model_type in ("bert", "roberta") and graph.use in ("states", "classification"):
+    if (model_type in ("bert", "roberta") and graph.use in ("states", "classification")) or (
+        model_type == "modernbert" and graph.use == "states"
+    ):
         parts += ["## vLLM", "`vllm serve . --runner pooling`, by its published rules."]
     return parts
