@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from encoderlab.cli import main
 from encoderlab.commands.bench import Comparisons
 from encoderlab.corpus.assemble import Selection
 from encoderlab.corpus.build import BuildSettings, NewTokenizer, build_corpus
@@ -24,6 +25,7 @@ from encoderlab.errors import ConfigError, DataError
 from encoderlab.execution.cluster import Need, RayTasks, tasks_on
 from encoderlab.execution.local import Job
 from encoderlab.execution.workers import Workers
+from encoderlab.interchange.load import load
 from encoderlab.tasks.runs.elsewhere import perform_all
 from encoderlab.tasks.runs.trials import perform, program
 from encoderlab.train.recipe import Checkpoints
@@ -329,6 +331,42 @@ def test_outputs_of_many_files_are_those_of_one_process(cluster, verb, suffix, t
     outputs = sorted(tmp_path.glob(f"here/*.txt{suffix}"))
     assert len(outputs) == 3 and all(
         one.read_bytes() == (tmp_path / "there" / one.name).read_bytes() for one in outputs
+    )
+
+
+def test_scores_of_many_files_are_those_of_one_process(cluster, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    saved(ready("single")[0], tmp_path / "model")
+    labels = load(tmp_path / "model").config.labels
+    for number in range(3):
+        rows = "".join(f"the red cat {line},{labels[line % len(labels)]}\n" for line in range(4 * number + 4))
+        Path(f"{number}.csv").write_text("text,label\n" + rows)
+    words = ["evaluate", "model", *(f"{number}.csv" for number in range(3))]
+    assert answer(capsys, *words, "--threads", 1)[0] == answer(capsys, *words, "--on", "ray")[0]
+
+
+def test_a_study_on_a_cluster_has_the_models_of_one_process(cluster, tmp_path):
+    Path(tmp_path / "text.txt").write_text("\n\n".join(f"A text about the number {n * n}." for n in range(300)))
+    build_corpus(
+        BuildSettings(sources=(str(tmp_path / "text.txt"),), tokenizer=NewTokenizer(vocab_size=150)),
+        tmp_path / "corpus",
+    )
+    study = {
+        "corpus": "corpus",
+        "recipe": "bert-tiny",
+        "budget": {"steps": 2},
+        "seeds": 1,
+        "tune": None,
+        "set": {"phases": [{"length": 16, "rows": 2}]},
+        "arms": {"few": None, "many": {"set": {"objective.masking.rate": 0.4}}},
+    }
+    (tmp_path / "study.json").write_text(json.dumps(study))
+    for out, words in (("alone", ["--workers", "1"]), ("together", ["--on", "ray"])):
+        assert main(["study", str(tmp_path / "study.json"), "--out", str(tmp_path / out), *words]) == 0
+    models = [path.relative_to(tmp_path / "alone") for path in tmp_path.glob("alone/**/model/model.safetensors")]
+    assert len(models) == 2
+    assert all(
+        (tmp_path / "together" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes() for name in models
     )
 
 

@@ -20,7 +20,8 @@ class Proxy(ThreadingHTTPServer):
     def __init__(self, port: int, *, failing: float = 0.0, seed: int = 0) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.port, self.failing, self.draw = port, failing, random.Random(seed)
-        self.happened = Counter[str]()
+        self.kinds = ("error", "closed", "truncated", "slow")
+        self.happened, self.asked = Counter[str](), Counter[str]()
 
     @property
     def url(self) -> str:
@@ -39,11 +40,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _pass_on(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        kinds = ["error", "closed", "truncated", "slow"]
-        fault = self.server.draw.choice(kinds) if self.server.draw.random() < self.server.failing else ""
+        self.server.asked[f"{self.command} {self.path}"] += 1
+        fault = self.server.draw.choice(self.server.kinds) if self.server.draw.random() < self.server.failing else ""
         self.server.happened[fault] += 1
         if fault == "slow":
             time.sleep(0.05)
+        if fault == "silent":  # for longer than the client waits
+            time.sleep(3)
+            self.close_connection = True
+            return
         if fault == "closed":
             self.close_connection = True
             return

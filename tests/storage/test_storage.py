@@ -6,6 +6,8 @@ import gzip
 import hashlib
 import json
 import random
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -115,6 +117,33 @@ def test_a_corpus_at_a_url_is_read_shard_by_shard_and_checked(s3, tmp_path):
     places._KNOWN.clear()
     with pytest.raises(DataError, match="the manifest says .*: changed or damaged"):
         Corpus(url).document(0)
+
+
+def test_a_store_that_falls_silent_is_asked_again(s3, tmp_path, monkeypatch):
+    monkeypatch.setattr(places, "SILENCE", 0.7)
+    places._file_system.cache_clear()
+    s3.kinds, s3.failing = ("silent",), 0.25
+    for number in range(8):
+        places.write_bytes(f"{s3.bucket}/silent/{number}", bytes([number]) * 1000)
+        assert cache.file(f"{s3.bucket}/silent/{number}").read_bytes() == bytes([number]) * 1000
+    assert s3.happened["silent"] > 1
+    s3.failing = 0.0
+    places._file_system.cache_clear()
+
+
+def test_processes_that_want_one_file_fetch_it_once(s3):
+    url = f"{s3.bucket}/shared.bin"
+    places.write_bytes(url, bytes(3_000_000))
+    s3.kinds, s3.failing = ("slow",), 1.0
+    words = [
+        sys.executable,
+        "-c",
+        "import sys; from encoderlab.storage import cache; print(cache.file(sys.argv[1]))",
+        url,
+    ]
+    three = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    assert len({one.communicate(timeout=120)[0] for one in three}) == 1 and all(one.returncode == 0 for one in three)
+    assert sum(count for what, count in s3.asked.items() if what.startswith("GET") and "shared.bin" in what) == 1
 
 
 @pytest.mark.parametrize("how", ["flip", "cut", "delete"])

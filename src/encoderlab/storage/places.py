@@ -27,6 +27,7 @@ READ_ONLY = ("http", "https", "hf")
 OF_OTHERS = {"gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "oss": "ossfs"}  # packages beyond [scale]
 NOT_SUPPORTED = ("hdfs", "webhdfs", "sftp", "ftp")  # their files belong to a host, which fsspec's paths do not name
 ATTEMPTS, FIRST_WAIT = 8, 0.25  # tries of one request; seconds before the second try, doubled before each further one
+SILENCE = 30.0  # seconds after which an answer that has stopped counts as lost
 ABSENT = "no such file or folder; check the URL"
 _URL = re.compile(rf"({'|'.join(PROTOCOLS)}):/{{1,2}}([^/].*)")
 _NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "DefaultCredentialsError")
@@ -96,7 +97,7 @@ def _file_system(protocol: str) -> Any:
     options: dict[str, Any] = {}
     if protocol in ("s3", "s3a"):
         # Retries are ours alone: those of botocore would multiply them.
-        options["config_kwargs"] = {"retries": {"max_attempts": 1}, "connect_timeout": 10, "read_timeout": 30}
+        options["config_kwargs"] = {"retries": {"max_attempts": 1}, "connect_timeout": 10, "read_timeout": SILENCE}
     system = fsspec.filesystem(protocol, use_listings_cache=False, **options)
     if hasattr(system, "retries"):  # those of s3fs, too
         system.retries = 1
