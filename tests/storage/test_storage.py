@@ -404,6 +404,12 @@ def test_verbs_take_urls_for_inputs_and_outputs(s3, tmp_path, capsys):
     code = cli.main(["corpus", "build", f"{s3.bucket}/texts/*.jsonl", "--out", out, "--vocab-size", "300", "--json"])
     answer = json.loads(capsys.readouterr().out)
     assert code == 0 and answer["out"] == out
+    capsys.readouterr()
+    assert cli.main(["encode", "small-en", "A text.", "--out", f"{s3.bucket}/a.npy"]) == 0
+    said = "".join(capsys.readouterr())
+    assert f"{s3.bucket}/a.npy" in said and str(tmp_path) not in said
+    assert cli.main(["encode", "small-en", "--file", str(tmp_path), "--out", f"{s3.bucket}/b.npy"]) != 0
+    assert "storage/work" not in "".join(capsys.readouterr())
     assert cli.main(["corpus", "inspect", out]) == 0
     assert "all hashes verified" in capsys.readouterr().out
     assert cli.main(["corpus", "inspect", f"{s3.bucket}/nothing"]) == 3

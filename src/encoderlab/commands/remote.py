@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from encoderlab.errors import ConfigError
+from encoderlab.commands import terminal
+from encoderlab.errors import ConfigError, EncoderlabError
 from encoderlab.storage.cache import local
 from encoderlab.storage.mirror import written_file, written_folder
 from encoderlab.storage.places import url_of
@@ -22,7 +23,7 @@ FILES = (".jsonl", ".json", ".npy", ".html", ".csv", ".tsv", ".txt")  # suffixes
 def call(verb: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
     """Run ``verb`` with the arguments ``bound``, of which each :class:`Path` that is a URL is replaced by a local path.
 
-    In what the verb returns, paths in a local copy of an output are URLs again.
+    In what the verb returns, prints or raises, paths in a local copy of an output are URLs again.
 
     Raises:
         ConfigError: an output at a URL under torchrun, whose processes would all mirror it.
@@ -48,11 +49,16 @@ def call(verb: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
             open_output = written_file if Path(url).suffix.lower() in FILES else written_folder
             made = stack.enter_context(open_output(url))
             written[made] = url
+            stack.enter_context(terminal.naming(str(made), url))
             return made
 
         for name, value in bound.arguments.items():
             bound.arguments[name] = place(name, value)
-        return _with_urls(verb(*bound.args, **bound.kwargs), written)
+        try:
+            return _with_urls(verb(*bound.args, **bound.kwargs), written)
+        except EncoderlabError as error:
+            error.args = tuple(terminal.named(one) if isinstance(one, str) else one for one in error.args)
+            raise
 
 
 def _on_disk(name: str, path: Path) -> Path:

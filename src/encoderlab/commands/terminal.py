@@ -21,6 +21,7 @@ from rich.text import Text
 from encoderlab.train.progress import Display
 
 _state = {"json": False, "verbose": False}
+_names: dict[str, str] = {}  # of paths in local copies, which are shown by their URLs
 
 
 def configure(*, json: bool, verbose: bool) -> None:
@@ -45,6 +46,23 @@ def verbose() -> bool:
     return _state["verbose"]
 
 
+@contextmanager
+def naming(path: str, url: str) -> Iterator[None]:
+    """Whatever is printed shows ``url`` for ``path``."""
+    _names[path] = url
+    try:
+        yield
+    finally:
+        del _names[path]
+
+
+def named(text: str) -> str:
+    """``text`` with URLs for the paths of :func:`naming`."""
+    for path, url in _names.items():
+        text = text.replace(path, url)
+    return text
+
+
 def console(*, stderr: bool = False) -> Console:
     """A rich console; 110 columns wide if the output is not a terminal."""
     stderr = stderr or json_mode()
@@ -55,6 +73,7 @@ def console(*, stderr: bool = False) -> Console:
 
 def say(text: str = "", *, style: str | None = None) -> None:
     """Print a line of the result. Without a style, rich does not see it, because it would replace tabs."""
+    text = named(text)
     if style is None:
         print(text, file=sys.stderr if json_mode() else sys.stdout)
     else:
@@ -63,7 +82,7 @@ def say(text: str = "", *, style: str | None = None) -> None:
 
 def note(text: str) -> None:
     """Print a note on standard error."""
-    console(stderr=True).print(text, style="dim")
+    console(stderr=True).print(named(text), style="dim")
 
 
 def complain(message: str) -> None:
@@ -85,7 +104,7 @@ class _Notes(logging.Handler):
             if os.environ.get("RANK", "0") == "0":
                 note(record.getMessage())
         else:
-            console(stderr=True).print(f"warning: {record.getMessage()}", style="yellow")
+            console(stderr=True).print(named(f"warning: {record.getMessage()}"), style="yellow")
 
 
 _NOTES = _Notes()
@@ -110,7 +129,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], 
         first = str(rows[0][place]).lstrip("-+.") if rows else ""
         picture.add_column(name, justify="right" if place and first[:1].isdigit() else "left", overflow="fold")
     for row in rows:
-        picture.add_row(*("" if cell is None else str(cell) for cell in row))
+        picture.add_row(*("" if cell is None else named(str(cell)) for cell in row))
     output = console()
     if not output.is_terminal:
         output.width = 10_000  # in a pipe or a file, each row is one line
