@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -74,8 +75,11 @@ def test_servers_side_by_side(tmp_path: Path) -> None:
         threads=1,
         overload=True,
         say=lambda _: None,
+        bare=lambda text: time.sleep(0.001),
     )
     assert list(found["clients"]) == ["1", "4"] and list(found["clients"]["4"]) == ["own", "fifo"]
+    assert list(found["clients"]["1"]) == list(found["short"]) == ["own", "fifo", "bare call"]
+    assert found["clients"]["1"]["bare call"]["p50"] > 1 and len(found["short"]["bare call"]["p50_of_own"]) == 2
     assert found["clients"]["4"]["own"]["rate_of_own"] == [1.0, 1.0]
     assert len(found["clients"]["4"]["fifo"]["rate_of_own"]) == 2 and found["short"]["fifo"]["p50"] > 0
     over = found["overload"]

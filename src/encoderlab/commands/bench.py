@@ -416,6 +416,7 @@ def serve(
     """Measure servers side by side: requests per second and latency under load. Of several models, each by itself.
 
     Every request is one text; lengths are mixed. All servers stay up and are asked in turns.
+    With one client, calls of `encode` in one process take turns with them, too.
     Compare ratios within one run. At the end our server gets three times as many requests
     as it can answer, and refuses those that would wait longer than its slowest answers
     did (--max-wait).
@@ -473,17 +474,33 @@ def _serve(
     turns: int,
     overload: bool,
 ) -> dict[str, Any]:
+    import torch
+
     from encoderlab.deploy.serve.bench import contenders, measure
-    from encoderlab.inference import tokenizer_of
+    from encoderlab.inference import encode, placed, tokenizer_of
     from encoderlab.interchange.load import load
 
-    tokenizer = tokenizer_of(load(Path(model)))
+    whole = placed(load(Path(model)).eval(), precision)
+    tokenizer = tokenizer_of(whole)
     tokens = map(tokenizer.token, range(tokenizer.vocab_size))
     words = [token for token in tokens if token.isascii() and token.isalpha()] or ["a"]
     servers = contenders(Path(model), against, python, precision)
-    found = measure(
-        servers, words, clients=clients, requests=requests, turns=turns, threads=threads, overload=overload, say=say
-    )
+    own = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = measure(
+            servers,
+            words,
+            clients=clients,
+            requests=requests,
+            turns=turns,
+            threads=threads,
+            overload=overload,
+            say=say,
+            bare=lambda text: encode(whole, [text]),
+        )
+    finally:
+        torch.set_num_threads(own)
     return {"model": model, **found}
 
 
@@ -495,7 +512,11 @@ def _show_serving(name: str, result: dict[str, Any]) -> None:
     }.items():
         terminal.table(
             f"{title}, {result['threads']} threads",
-            ["", "requests/s", "p50 ms", "p99 ms", "CPU ms each", "ours / its requests/s", "ours / its CPU"],
+            [
+                "",
+                *("requests/s", "p50 ms", "p99 ms", "CPU ms each"),
+                *("ours / its requests/s", "ours / its CPU", "ours / its p50"),
+            ],
             [
                 (
                     name,
@@ -505,6 +526,7 @@ def _show_serving(name: str, result: dict[str, Any]) -> None:
                     f"{row['cpu']:.1f}",
                     f"{median(row['rate_of_own']):.2f}",
                     f"{median(row['cpu_of_own']):.2f}",
+                    f"{median(row['p50_of_own']):.2f}",
                 )
                 for name, row in rows.items()
             ],

@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from encoderlab.inference import Precision
 from encoderlab.seeds import generator
 
 Say = Callable[[str], None]
+Call = Callable[[str], object]
 SHORT = 8  # words of the short text for latency
 LENGTHS = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 300)  # words; most requests are short, as questions are
 SHARES = (8, 12, 12, 12, 12, 10, 9, 8, 6, 5, 4, 2)
@@ -249,6 +251,17 @@ def measured(server: Started, texts: Sequence[str], clients: int) -> Load:
     return load
 
 
+def called(bare: Call, texts: Sequence[str]) -> Load:
+    """The same texts in calls of a function of this process, one after the other."""
+    load, before = Load(), time.process_time()
+    for text in texts:
+        begin = time.perf_counter()
+        bare(text)
+        load.latencies.append(time.perf_counter() - begin)
+    load.seconds, load.cpu = sum(load.latencies), time.process_time() - before
+    return load
+
+
 def memory(pid: int) -> int:
     """Resident bytes of a process."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
@@ -305,8 +318,12 @@ def measure(
     threads: int,
     overload: bool,
     say: Say,
+    bare: Call | None = None,
 ) -> dict[str, Any]:
-    """Requests per second, latencies and ratios of all contenders, in turns."""
+    """Requests per second, latencies and ratios of all contenders, in turns.
+
+    ``bare`` computes what our server computes for a text; where there is one client, it takes turns as ``bare call``.
+    """
     result: dict[str, Any] = {"clients": {}, "threads": threads, "requests": requests, "turns": turns}
     short = [" ".join(words[:SHORT])]
     with up(all_of, threads) as servers:
@@ -315,7 +332,7 @@ def measure(
             asyncio.run(closed(server, texts(words, 32, seed=-1), 8))
             say(f"{name} answers")
         for count in clients:
-            loads: dict[str, list[Load]] = {name: [] for name in servers}
+            loads: dict[str, list[Load]] = defaultdict(list)
             for turn in range(turns):
                 sentences = texts(words, requests, seed=turn)
                 for name, server in servers.items():
@@ -324,11 +341,15 @@ def measure(
                     say(
                         f"{count} clients, {name}: {last.rate:.1f} requests/s, {1000 * last.cpu / requests:.1f} ms each"
                     )
+                if bare is not None and count == 1:
+                    loads["bare call"].append(called(bare, sentences))
             result["clients"][str(count)] = {name: _row(some, loads["own"]) for name, some in loads.items()}
-        alone: dict[str, list[Load]] = {name: [] for name in servers}
+        alone: dict[str, list[Load]] = defaultdict(list)
         for _ in range(turns):
             for name, server in servers.items():
                 alone[name].append(measured(server, short * 30, 1))
+            if bare is not None:
+                alone["bare call"].append(called(bare, short * 30))
         result["short"] = {name: _row(some, alone["own"]) for name, some in alone.items()}
         result["memory"] = {name: {"begin": begun[name], "end": memory(server.pid)} for name, server in servers.items()}
     if overload:
