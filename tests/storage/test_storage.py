@@ -404,7 +404,6 @@ def test_verbs_take_urls_for_inputs_and_outputs(s3, tmp_path, capsys):
     code = cli.main(["corpus", "build", f"{s3.bucket}/texts/*.jsonl", "--out", out, "--vocab-size", "300", "--json"])
     answer = json.loads(capsys.readouterr().out)
     assert code == 0 and answer["out"] == out
-    capsys.readouterr()
     assert cli.main(["encode", "small-en", "A text.", "--out", f"{s3.bucket}/a.npy"]) == 0
     said = "".join(capsys.readouterr())
     assert f"{s3.bucket}/a.npy" in said and str(tmp_path) not in said

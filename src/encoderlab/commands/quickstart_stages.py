@@ -198,10 +198,10 @@ def compare(name: str, trained: Model, chosen: QuickstartPlan, out: Path) -> Tas
         if task.metric in scores
     ]
     fresh, seeds = Model(trained.config, trained.tokenizer).initialize(1), chosen.seeds[name]
+    recipe = replace(PLAIN.recipe, least_updates=UPDATES)
     systems = [(SHIPPED, load(SHIPPED), 1)] if name == SHIPPED_ON else []
     for system, start, times in (*systems, (WITHOUT, fresh, seeds), (PRETRAINED, trained, seeds)):
         folder, origin = out / "finetune" / name / system.split()[0], Origin(system=system)
-        recipe = replace(PLAIN.recipe, least_updates=UPDATES)
         protocol = replace(PLAIN, recipe=recipe, seeds=times, report="mean")
         outcome = run(protocol, start, task, splits, folder, origin=origin, say=note)
         scores = [run.scores["test"][task.metric] for run in outcome.runs]

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ def call(verb: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
         ConfigError: an output at a URL under torchrun, whose processes would all mirror it.
         DataError: an input that cannot be fetched, or an output that cannot be written.
     """
-    written: dict[Path, str] = {}
     with contextlib.ExitStack() as stack:
 
         def place(name: str, value: Any) -> Any:
@@ -48,14 +47,13 @@ def call(verb: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
                 raise ConfigError(f"--{name} {url}: several processes write to a folder on disk; give one")
             open_output = written_file if Path(url).suffix.lower() in FILES else written_folder
             made = stack.enter_context(open_output(url))
-            written[made] = url
             stack.enter_context(terminal.naming(str(made), url))
             return made
 
         for name, value in bound.arguments.items():
             bound.arguments[name] = place(name, value)
         try:
-            return _with_urls(verb(*bound.args, **bound.kwargs), written)
+            return _with_urls(verb(*bound.args, **bound.kwargs))
         except EncoderlabError as error:
             error.args = tuple(terminal.named(one) if isinstance(one, str) else one for one in error.args)
             raise
@@ -77,16 +75,12 @@ def _on_disk(name: str, path: Path) -> Path:
     return path
 
 
-def _with_urls(value: Any, written: Mapping[Path, str]) -> Any:
-    """``value`` with the URL for every path in a local copy."""
-    if not written:
-        return value
+def _with_urls(value: Any) -> Any:
+    """``value`` with the URL for every path in a local copy (:func:`encoderlab.commands.terminal.named`)."""
     if isinstance(value, dict):
-        return {key: _with_urls(item, written) for key, item in value.items()}
+        return {key: _with_urls(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_with_urls(item, written) for item in value]
-    if isinstance(value, (str, Path)):
-        for folder, url in written.items():
-            if str(value) == str(folder) or str(value).startswith(f"{folder}/"):
-                return url + str(value)[len(str(folder)) :]
+        return [_with_urls(item) for item in value]
+    if isinstance(value, (str, Path)) and (text := terminal.named(str(value))) != str(value):
+        return text
     return value

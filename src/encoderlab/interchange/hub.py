@@ -27,7 +27,7 @@ TEXTS = (  # files that readers of models, tokenizers and tasks open, besides th
     "vocab.json", "merges.txt", "spiece.model", "spm.model", "sentencepiece.model", "sentencepiece.bpe.model",
     "tokenizer.model", "modules.json", "1_Pooling/config.json", "task.json", "README.md", "SHA256SUMS",
 )  # fmt: skip
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 LOG_IN = "log in with: hf auth login (or set HF_TOKEN)"
 TIMEOUT = 20.0  # seconds to wait for an answer about a model
 
@@ -89,7 +89,7 @@ def _wanted(files: Sequence[str], name: str) -> list[str]:
         raise DataError(f"{name}: has no {CONFIG}, so it cannot be read; give another model")
     weights = [WHOLE] if WHOLE in files else [file for file in files if file == INDEX or _SHARD.fullmatch(file)]
     if not weights or weights != [WHOLE] and INDEX not in weights:
-        others = [file for file in files if file.endswith(_PICKLES)]
+        others = [file for file in files if file.endswith(PICKLES)]
         has = f" and its {others[0]} is a pickle, which is never fetched" if others else ""
         raise DataError(
             f"{name}: has no {WHOLE}{has}; name a revision that has it ({name.partition('@')[0]}@refs/pr/1, say), "

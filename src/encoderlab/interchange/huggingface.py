@@ -131,11 +131,8 @@ def save(model: Model, folder: str | os.PathLike[str], *, both_heads: bool = Fal
             f"{given_back} pruned heads of each layer are written as zeros, because {model_type} in transformers "
             "cannot have fewer heads; results are the same, the speed is that of all heads"
         )
-    lost = [
-        head
-        for head in ("lm", "pair", "pooler", "rtd")
-        if getattr(model.config, head) and not getattr(config, head) and not bare
-    ]
+    parts = () if bare else ("lm", "pair", "pooler", "rtd")
+    lost = [head for head in parts if getattr(model.config, head) and not getattr(config, head)]
     if lost and model.config.task is not None:
         notes.append(f"left out, because classes with a task head in transformers have none: {', '.join(lost)}")
     elif lost:

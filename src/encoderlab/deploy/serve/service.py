@@ -18,6 +18,7 @@ from encoderlab.deploy.serve.why import Explanations
 from encoderlab.errors import ConfigError
 from encoderlab.inference import Pooling, Precision, limit, placed, reading_apart, tokenizer_of
 from encoderlab.interchange.heads import NUMBER
+from encoderlab.interchange.hub import PICKLES
 from encoderlab.interchange.load import load
 from encoderlab.model import Model
 from encoderlab.nn import kernels
@@ -70,10 +71,11 @@ class Service:
             DataError, ConfigError: the model cannot be served.
         """
         place = best_seed(folder, silent)
-        if place.is_dir() and not any(place.glob("**/*.safetensors")) and any(place.glob("*.bin")):
+        kinds = {path.suffix for path in (place.iterdir() if place.is_dir() else [place])}
+        if kinds & {*PICKLES} and ".safetensors" not in kinds:
             raise ConfigError(
-                f"{place}: its weights are in pickles (.bin), and a server reads safetensors alone; run: encoderlab "
-                f"convert {place} OUT"
+                f"{place}: its weights are in a pickle, and a server reads safetensors alone; run: encoderlab convert "
+                f"{place} OUT"
             )
         check_own_head(place)
         model = placed(reading_apart(load(place)), precision)

@@ -94,7 +94,7 @@ function firstWord() {
   const index = text.special.findIndex((special, i) => !special && i >= text.memory);
   return Math.max(index, text.memory);
 }
-/** The background for a share of 1, on which text stays readable. */
+/** The background for a share, at most so strong that text stays readable on it. */
 const shaded = (share) => `rgb(var(--shade) / calc(var(--most) * ${share.toFixed(3)}))`;
 function shade(index) {
   state.asks = index;
