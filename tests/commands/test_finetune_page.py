@@ -63,3 +63,15 @@ def test_a_seed_that_diverged_is_named_on_the_page(tmp_path, tiny, capsys, monke
     assert "seed 2 (step 2: the gradient" in capsys.readouterr().out
     page = make([out])
     assert "over 1 of 2 seeds" in page.verdict and "here 2 seeds" in page.html
+
+
+@pytest.mark.parametrize(("steps", "code"), [(50, 6), (4, 0)])
+def test_if_every_seed_predicts_one_label_the_exit_code_says_so(tmp_path, tiny, capsys, steps, code) -> None:
+    """Texts that are all the same have one answer; the results are there in any case."""
+    data, out = tmp_path / "same.csv", tmp_path / "run"
+    data.write_text("text,label\n" + "the cat sat,yes\nthe cat sat,no\n" * 20, encoding="utf-8")
+    words = ["--model", tiny, "--out", str(out), "--seeds", "2", "--set", f"steps={steps}", "--set", "batch=4"]
+    assert main(["finetune", str(data), "--dev", str(data), *words]) == code
+    printed, said = capsys.readouterr()
+    assert re.search(r"same +dev +accuracy +pretrained", printed) and (out / "report.html").exists()
+    assert ("same: all 2 seeds failed (predicts one label for every example)" in said) == bool(code)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -56,7 +57,9 @@ def test_restarts_that_would_hang_are_refused(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.slow
 def test_a_node_is_killed_and_comes_back(tmp_path: Path) -> None:
-    """Two pods, then one, then two: the run is the one that a single process makes without interruption."""
+    """Two pods, then one, then two, then one of them is preempted: the run is that of a single process without
+    interruption.
+    """
     alone = tmp_path / "alone"
     run(alone, config.override(RECIPE, CHANGES))
     with socket.socket() as free:
@@ -85,13 +88,19 @@ def test_a_node_is_killed_and_comes_back(tmp_path: Path) -> None:
         _wait(lambda: _processes(out) == 1, begun)
         second = node(1)
         _wait(lambda: _processes(out) == 2, begun)
+        begun.remove(second)
+        second.terminate()  # what Kubernetes sends to the first process of a pod
+        said = second.communicate(timeout=JOB["spec"]["template"]["spec"]["terminationGracePeriodSeconds"])[1]
+        stopped = re.search(r"stopped by SIGTERM at step (\d+)", said)
+        assert stopped, said
+        _wait(lambda: _processes(out) == 1, begun)
         fast.touch()
-        for one in (first, second):
-            assert one.wait(timeout=300) == 0, one.communicate()[1]
+        said = first.communicate(timeout=300)[1]
+        assert first.returncode == 0 and f"step-{int(stopped[1]):06d}" in said, said
     finally:
-        for one in begun:
+        for one in (*begun, second):
             _kill_node(one)
-    assert len(json.loads((out / "provenance.json").read_text())["sessions"]) == 3
+    assert len(json.loads((out / "provenance.json").read_text())["sessions"]) == 4
     left, right = (tensors(place / "checkpoints" / LAST) for place in (out, alone))
     assert left.keys() == right.keys()
     for name, tensor in left.items():

@@ -172,6 +172,10 @@ def finetune(
         write([folder], folder / "report.html")
     say(write([out], out / "report.html").verdict)
     say(f"models, predictions and score.json in {out}, report in {out / 'report.html'}")
+    for outcome in (done.pretrained for done in finished):
+        if len(outcome.failed) == (count := len(outcome.record["seeds"])):
+            why = f"all {count} seeds failed ({outcome.failed[0]})"
+            failed.append(f"{outcome.task.name}: {why}; train longer, or try other rates (--grid lr=...)")
     if failed:
         raise Diverged("; ".join(failed))
     return {

@@ -79,16 +79,22 @@ def test_a_run_with_scores_that_are_not_finite_failed(tmp_path):
             run(QUICK, model(), task, huge, tmp_path / "out")
 
 
-@pytest.mark.parametrize(("labels", "failed"), [(("red", "blue"), True), (("red", "red"), False)])
-def test_a_run_that_predicts_one_label_of_several_counts_as_failed(tmp_path, monkeypatch, labels, failed):
+@pytest.mark.parametrize(
+    ("labels", "batch", "failed"),
+    [(("red", "blue"), 1, True), (("red", "red"), 1, False), (("red", "blue"), 16, False)],
+    ids=["64 updates", "one label in the set", "4 updates"],
+)
+def test_a_run_that_predicts_one_label_of_several_counts_as_failed(tmp_path, monkeypatch, labels, batch, failed):
+    """But not one of so few updates that it cannot have learned anything."""
     found, splits = data("single", train=32, dev=2)
     dev = [replace(example, label=label) for example, label in zip(splits["dev"].examples, labels, strict=True)]
     splits = splits | {"dev": replace(splits["dev"], examples=tuple(dev))}
     said = Predictions(values=["red", "red"], details=[{"score": 0.9, "probabilities": [0.05, 0.05, 0.9]}] * 2)
     monkeypatch.setattr(ClassificationForm, "decode", lambda *_: said)
-    plan = replace(QUICK, seeds=1, recipe=replace(QUICK.recipe, epochs=1))
+    plan = replace(QUICK, seeds=1, recipe=replace(QUICK.recipe, epochs=2, batch=batch))
     outcome = run(plan, model(), found, splits, tmp_path / "out")
     assert ("failed" in outcome.record["seeds"]["1"]) == failed
+    assert len(outcome.failed) == system_row(outcome, "ours").failed == int(failed)
 
 
 def test_a_benchmark_without_a_development_file_says_what_it_is_scored_on(tmp_path):

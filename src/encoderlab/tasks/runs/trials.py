@@ -30,6 +30,7 @@ from encoderlab.tasks.runs.finetune import FinetuneRecipe, finetune
 from encoderlab.tasks.runs.folder import SCORE_FILE, Result, read_signed, signed
 from encoderlab.tasks.runs.protocol import Protocol, at_point
 from encoderlab.tasks.scoring.metrics import mean_interval
+from encoderlab.train.doctor import BEGUN
 from encoderlab.train.folder import hardware, session_command
 
 log = logging.getLogger(__name__)
@@ -147,6 +148,11 @@ class ProtocolResult:
     task: Task
     record: Mapping[str, Any]
     runs: Sequence[Result]
+
+    @property
+    def failed(self) -> list[str]:
+        """Why seeds failed, also those that have scores."""
+        return [entry["failed"] for entry in self.record["seeds"].values() if "failed" in entry]
 
     @property
     def best(self) -> Result:
@@ -323,13 +329,15 @@ def folder_name(point: Point) -> str:
 def _entry(result: Result | str, task: Task, dev: Split) -> dict[str, Any]:
     """One seed of the record: its scores, or why it failed.
 
-    A run that predicts a single label for a development set with several is marked as failed, but keeps its scores.
+    A run of :data:`BEGUN` updates or more that predicts a single label for a development set with several is marked as
+    failed, but keeps its scores.
     """
     if isinstance(result, str):
         return {"failed": result}
     entry: dict[str, Any] = {"scores": result.record["scores"], "best_step": result.record["best_step"]}
     several = len({example.reference for example in dev.examples}) > 1
-    if FORMS[task.form].collapses and several and _constant(result):
+    begun = result.record["steps"] >= BEGUN
+    if FORMS[task.form].collapses and begun and several and _constant(result):
         entry["failed"] = "predicts one label for every example"
     return entry
 
@@ -393,7 +401,7 @@ def system_row(outcome: ProtocolResult, system: str, split: str = "dev") -> Resu
         split=split,
         metric=outcome.task.metric,
         system=system,
-        failed=sum("failed" in entry for entry in outcome.record["seeds"].values()),
+        failed=len(outcome.failed),
         interval=stats["interval"] and tuple(stats["interval"]),
         **{key: stats[key] for key in ("median", "mean", "best", "sd", "n")},
     )
