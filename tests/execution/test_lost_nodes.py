@@ -128,3 +128,20 @@ def test_after_the_loss_of_a_whole_cluster_another_continues(tmp_path: Path) -> 
     second.shutdown()
     assert driver.returncode == 0, said
     assert kept and files(tmp_path / "together") == alone
+
+
+def test_a_full_disk_ends_the_command_and_it_continues_with_more_space(cluster: Any, tmp_path: Path) -> None:
+    alone, out = make(tmp_path, "alone"), tmp_path / "together"
+    out.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200k", "none", out], capture_output=True).returncode:
+        pytest.skip("a small disk needs the right to mount one")
+    try:
+        said, _ = (driver := drive(tmp_path, cluster.address)).communicate(timeout=300)
+        assert driver.returncode == 3 and said.endswith("run again to continue\n") and "no space left" in said, said
+        kept = {path.name for path in out.glob(".work/pieces/*.safetensors")}
+        subprocess.run(["mount", "-o", "remount,size=100m", out], check=True)
+        said, _ = (driver := drive(tmp_path, cluster.address)).communicate(timeout=300)
+        assert driver.returncode == 0, said
+        assert kept and files(out) == alone
+    finally:
+        subprocess.run(["umount", out], check=True)
