@@ -2,12 +2,12 @@
 
     python -m benchmarks.cluster.nodes CORPUS [--nodes 2 4 8] [--share 0.2] [--megabits 200] [OPTIONS OF bench scaling]
 
-A node is a network namespace behind a bridge. Whatever it sends passes a token bucket (``tc``) of that many megabits
-per second, and its process may compute for that share of each 5 milliseconds (``cpu.cfs_quota_us``). So eight nodes do
-not take time from each other on two cores, as they would as mere processes. torchrun starts the benchmark on all of
-them. The table compares the measured time of a step with two predictions of
-:mod:`encoderlab.measure.many_processes`: by the constants of these nodes, and by those of the first row. Needs Linux
-with iproute2 and cgroups, and root.
+A node is a network namespace behind a bridge. Whatever it sends or receives passes a token bucket (``tc``) of that many
+megabits per second, and its process may compute for that share of each 5 milliseconds (``cpu.cfs_quota_us``; short,
+because averaging waits for the slowest). So eight nodes do not take time from each other on two cores, as they would as
+mere processes. torchrun starts the benchmark on all of them. The table compares the measured time of a step with two
+predictions of :mod:`encoderlab.measure.many_processes`: by the constants of these nodes, and by those of the first row.
+Needs Linux with iproute2 and cgroups, and root.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-BRIDGE, PERIOD, PORT = "encoderlab0", 5000, 29511
+BRIDGE, PORT = "encoderlab0", 29511
+PERIOD = 5000  # microseconds, of which a node has its share
+HOST = "10.77.0.254"  # this machine, as nodes see it
 V1, V2 = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
 
 
@@ -30,29 +32,30 @@ def call(*words: object) -> None:
     subprocess.run([str(word) for word in words], check=True)
 
 
-def share_of_core(name: str, share: float) -> Path:
+def share_of_core(name: str, share: float, period: int) -> Path:
     """A new control group whose processes together may use this share of one core; returns its ``cgroup.procs``."""
-    quota = round(share * PERIOD)
+    quota = round(share * period)
     group = (V1 if V1.is_dir() else V2) / name
     group.mkdir(exist_ok=True)
     if V1.is_dir():
-        (group / "cpu.cfs_period_us").write_text(str(PERIOD))
+        (group / "cpu.cfs_period_us").write_text(str(period))
         (group / "cpu.cfs_quota_us").write_text(str(quota))
     else:
-        (group / "cpu.max").write_text(f"{quota} {PERIOD}")
+        (group / "cpu.max").write_text(f"{quota} {period}")
     return group / "cgroup.procs"
 
 
 @contextmanager
-def nodes(count: int, share: float, megabits: float) -> Iterator[list[tuple[str, Path]]]:
+def nodes(count: int, share: float, megabits: float, period: int = PERIOD) -> Iterator[list[tuple[str, Path]]]:
     """The names of the network namespaces and the files that take the processes of their control groups."""
     names = [f"encoderlab{i}" for i in range(1, count + 1)]
     groups: list[Path] = []
     try:
         call("ip", "link", "add", BRIDGE, "type", "bridge")
+        call("ip", "address", "add", f"{HOST}/24", "dev", BRIDGE)
         call("ip", "link", "set", BRIDGE, "up")
         for i, name in enumerate(names, 1):
-            groups.append(share_of_core(name, share))
+            groups.append(share_of_core(name, share, period))
             call("ip", "netns", "add", name)
             call("ip", "link", "add", f"{name}b", "type", "veth", "peer", "name", "eth0", "netns", name)
             call("ip", "link", "set", f"{name}b", "master", BRIDGE, "up")
@@ -61,13 +64,20 @@ def nodes(count: int, share: float, megabits: float) -> Iterator[list[tuple[str,
                 call("ip", "-n", name, "link", "set", device, "up")
             bucket = ("rate", f"{megabits}mbit", "burst", "64kb", "latency", "400ms")
             call("tc", "-n", name, "qdisc", "add", "dev", "eth0", "root", "tbf", *bucket)
+            call("tc", "qdisc", "add", "dev", f"{name}b", "root", "tbf", *bucket)
         yield list(zip(names, groups, strict=True))
     finally:
         for name in names:
+            subprocess.run(["ip", "link", "del", f"{name}b"], stderr=subprocess.DEVNULL)
             subprocess.run(["ip", "netns", "del", name], stderr=subprocess.DEVNULL)
         subprocess.run(["ip", "link", "del", BRIDGE], stderr=subprocess.DEVNULL)
         for group in groups:
             group.parent.rmdir()
+
+
+def on_node(name: str, group: Path, command: Iterable[str]) -> list[str]:
+    """The command that runs ``command`` on a node."""
+    return ["sh", "-c", f'echo $$ > {group} && exec ip netns exec {name} "$@"', "sh", *command]
 
 
 def measure(count: int, given: argparse.Namespace, options: list[str]) -> dict[str, Any]:
@@ -80,9 +90,8 @@ def measure(count: int, given: argparse.Namespace, options: list[str]) -> dict[s
         started = []
         for rank, (name, group) in enumerate(all_nodes):
             run = (sys.executable, "-m", "torch.distributed.run", *where, "--node-rank", str(rank), *bench)
-            entered = ("sh", "-c", f'echo $$ > {group} && exec ip netns exec {name} "$@"', "sh", *run)
             output = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
-            started.append(subprocess.Popen(entered, stdout=output, env=environment, text=True))
+            started.append(subprocess.Popen(on_node(name, group, run), stdout=output, env=environment, text=True))
         printed, _ = started[0].communicate()
         if codes := [process.wait() for process in started if process.wait()]:
             raise SystemExit(f"a node ended with exit code {codes[0]}; its message is above")
