@@ -25,6 +25,7 @@ from encoderlab.deploy.export.folder import ExportSettings, export
 from encoderlab.deploy.graph import Arrays, Graph, use_of
 from encoderlab.deploy.onnx import OnnxRun
 from encoderlab.deploy.reading import TaskReader
+from encoderlab.deploy.serve.graphs import GraphService
 from encoderlab.errors import ConfigError, DataError, EncoderlabError
 from encoderlab.inference import encode, fill_mask
 from encoderlab.interchange import folder as folders
@@ -132,6 +133,31 @@ def test_a_graph_has_the_numbers_of_the_model(size: str, use: Any, form: str, tm
     again = load(tmp_path / "out")  # the weights of the folder give the graph's numbers too
     if use != "fill-mask" or model.mask_positions is None:  # transformers has no place for the mask decoder
         check.compare(Graph(again, use), OnnxRun(tmp_path / "out" / "onnx" / "model.onnx"), 12)
+    served_by_the_graph(tmp_path / "out", model, use)
+
+
+def served_by_the_graph(folder: Path, model: Model, use: str) -> None:
+    """``serve --engine onnx`` gives what the model in memory gives."""
+    service = GraphService.open(folder, "onnx")
+    if use == "fill-mask":
+        assert model.tokenizer is not None
+        masked = f"the {model.tokenizer.token(model.tokenizer.special.mask)} sat on the mat ."
+        (found,), (wanted,) = service.compute("masks", [(masked, 3, None)])[0], fill_mask(model, masked, top=3)
+        assert [one.token for one in found] == [one.token for one in wanted]
+    elif use == "states":
+        works = service.texts("vectors", TEXTS[:3], truncate=True, side="Right")
+        assert np.abs(np.stack(service.compute("vectors", works.works)) - encode(model, TEXTS[:3])).max() < 1e-4
+    else:
+        examples: list[Any] = {
+            "classification": [Text(id="", text=text) for text in TEXTS],
+            "tagging": [TaggedWords(id="", words=tuple(text.split())) for text in TEXTS if text],
+            "span": [Question(id=text, question="who ?", passage=text) for text in TEXTS if text],
+        }[use]
+        works, items = service.items(examples)
+        wanted = Predictor.of(model, task_of_model(model)).predict(examples)
+        assert service.predictor is not None
+        found = service.predictor.form.decode(items, service.compute("scores", works.works), examples)
+        assert found.values == wanted.values
 
 
 EVERY = ["bert", "roberta", "albert", "distilbert", "electra", "convbert", "transformer-xl", "xlnet", "deberta"]

@@ -88,10 +88,12 @@ class Asked:
 
 @contextlib.contextmanager
 def serving(
-    model: Model, predictor: Any = None, *, slow: float = 0.0, max_wait: float = 60.0, **more: Any
+    model: Model | Service, predictor: Any = None, *, slow: float = 0.0, max_wait: float = 60.0, **more: Any
 ) -> Iterator[Asked]:
     """A server in a thread, on a free port."""
-    service = Service(model, predictor, name="tiny", pooling="mean", normalize=True)
+    service = model
+    if not isinstance(service, Service):
+        service = Service(service, predictor, name="tiny", pooling="mean", normalize=True)
 
     def compute(kind: str, works: Any) -> Any:
         time.sleep(slow)
