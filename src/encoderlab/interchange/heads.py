@@ -227,6 +227,7 @@ def write_task(config: ModelConfig, model_type: str) -> tuple[str, dict[str, Any
     head, labels = config.task, config.labels
     if isinstance(head, Classification):
         return _write_classification(head, config, model_type)
+    assert head is not None
     if model_type not in SEQUENCE:
         raise DataError(f"transformers has no class for {head.kind} of {model_type}")
     if isinstance(head, Tagging):
