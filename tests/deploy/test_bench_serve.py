@@ -28,7 +28,7 @@ def test_clients_ask_every_text_once() -> None:
         load = asyncio.run(bench.closed(bench.Started(asked.port, 0), given, 5))
         assert (len(load.latencies), load.refusals, load.failed) == (40, [], 0)
         assert load.rate == pytest.approx(40 / load.seconds) and 0 < load.quantile(0.5) <= load.quantile(0.99)
-        assert 'te_request_total{method="embed"} 40.0' in asked("/metrics")[1]
+        assert 'te_request_count{method="embed"} 40.0' in asked("/metrics")[1]
 
 
 def test_a_server_has_its_own_path_and_field() -> None:
@@ -36,7 +36,7 @@ def test_a_server_has_its_own_path_and_field() -> None:
         server = bench.Started(asked.port, 0, path="/v1/embeddings", field="input")
         load = asyncio.run(bench.closed(server, bench.texts(WORDS, 6), 2))
         assert (len(load.latencies), load.refusals) == (6, [])
-        assert 'te_request_total{method="v1/embeddings"} 6.0' in asked("/metrics")[1]
+        assert 'te_request_count{method="v1/embeddings"} 6.0' in asked("/metrics")[1]
 
 
 def test_more_than_a_server_can_do_is_refused() -> None:

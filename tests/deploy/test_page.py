@@ -213,7 +213,7 @@ def test_two_models_side_by_side(page: Page) -> None:
         found = asked(f"{BESIDE}/predict", {"inputs": "good"})[1]
         assert {one["label"] for one in found} == {"no", "yes"}
         assert asked(f"{BESIDE}/predict", {"inputs": 1})[0] == 422
-        assert 'te_request_total{method="beside/predict"}' in asked("/metrics")[1]
+        assert 'te_request_count{method="beside/predict"}' in asked("/metrics")[1]
         shown(page, asked)
         page.wait("document.querySelectorAll('.pane').length === 2")
         page.wait("document.querySelectorAll('.result')[1].innerText.includes('yes')")

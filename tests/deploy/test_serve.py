@@ -7,6 +7,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -24,6 +25,8 @@ import torch
 
 for package in ("starlette", "uvicorn", "httptools", "orjson", "prometheus_client"):
     pytest.importorskip(package)
+
+from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
 
 from encoderlab.cli import main  # noqa: E402
 from encoderlab.deploy.serve import run as process  # noqa: E402
@@ -192,9 +195,13 @@ def test_about_the_server(pretrained: Asked) -> None:
     info = pretrained("/info")[1]
     assert info["model_type"] == {"embedding": {"pooling": "mean"}} and info["max_batch_tokens"] == 256
     pretrained("/embed", {"inputs": "a"})
-    metrics = pretrained("/metrics")[1]
-    for name in ("te_request_total", "te_request_success", "te_batch_next_tokens", "encoderlab_queue_tokens 0.0"):
-        assert name in metrics
+    assert pretrained("/embed", {"inputs": 1})[0] == 422
+    metrics = list(text_string_to_metric_families(pretrained("/metrics")[1]))
+    stages = {f"te_request{stage}_duration_count" for stage in ("", "_tokenization", "_queue", "_inference")}
+    counts = {"te_request_count", "te_request_success", "te_request_failure", "te_queue_size"}
+    sizes = {"te_request_input_length_sum", "te_batch_next_size_sum", "te_batch_next_tokens_sum"}
+    own = {"encoderlab_queue_tokens", "encoderlab_padding_ratio_sum"}
+    assert stages | counts | sizes | own <= {sample.name for family in metrics for sample in family.samples}
     pretrained.server.draining = True
     assert pretrained("/health")[0] == 503 and pretrained("/live")[0] == 200
     assert pretrained("/embed", {"inputs": "a"})[0] == 200  # until the listener closes
@@ -460,6 +467,22 @@ def test_heads_of_requests_that_do_not_come(pretrained: Asked, monkeypatch: pyte
     assert pretrained.raw(b"") == b"" and time.monotonic() - began < 5
 
 
+def test_bodies_that_do_not_come_in_time() -> None:
+    with serving(tiny("bert-tiny").eval(), limits=Limits(body_seconds=0.3)) as asked:
+        head = (
+            b"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n"
+        )
+        said = asked.raw(head, b'{"inp')
+        assert said.startswith(b"HTTP/1.1 408") and b"took longer than 0.3 seconds" in said
+        assert b"connection: close" in said.lower()
+        assert asked("/embed", {"inputs": "a"})[0] == 200
+
+
+def test_every_answer_has_a_random_id(pretrained: Asked) -> None:
+    ids = {pretrained("/embed", {"inputs": "a"})[2]["x-request-id"] for _ in range(5)}
+    assert len(ids) == 5 and all(re.fullmatch("[0-9a-f]{32}", one) for one in ids)
+
+
 def test_long_headers_are_refused_and_long_bodies_are_not() -> None:
     with serving(tiny("bert-tiny").eval()) as asked:
         head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -545,18 +568,48 @@ def test_the_command_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str])
             assert message in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_signal_loses_no_accepted_request(tmp_path: Path) -> None:
-    folders.save(tiny("bert-tiny"), tmp_path / "model")
+@contextlib.contextmanager
+def command(folder: Path, *before: str, **environment: str) -> Iterator[tuple[subprocess.Popen[bytes], Asked]]:
+    """``encoderlab serve`` in a process of its own, when it is ready; ``before`` are words before the command."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    words = [sys.executable, "-m", "encoderlab", "serve", str(tmp_path / "model"), "--port", str(port)]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"}) as server:
+    words = [*before, sys.executable, "-m", "encoderlab", "serve", str(folder), "--port", str(port)]
+    told = os.environ | {"OMP_NUM_THREADS": "1"} | environment
+    with subprocess.Popen(words, stderr=subprocess.PIPE, env=told) as server:
         asked = Asked(None, port)  # type: ignore[arg-type]
         for _ in range(3000):  # as slow as a busy machine starts it
             with contextlib.suppress(OSError):
                 if asked("/health")[0] == 200:
                     break
+            assert server.poll() is None, server.communicate()
             time.sleep(0.1)
+        try:
+            yield server, asked
+        finally:
+            server.terminate()
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_nothing_is_written_to_disk(compiled: bool, tmp_path: Path) -> None:
+    """All files are read-only, temporary ones in memory; only the compilation of kernels would need a folder."""
+    script = 'mount --make-rprivate / && mount -o remount,ro,bind / && mount -t tmpfs none /mnt && exec "$@"'
+    closed = ("unshare", "-m", "sh", "-c", script, "sh")
+    if os.geteuid() != 0 or subprocess.run([*closed, "true"], capture_output=True).returncode:
+        pytest.skip("a file system of its own needs root")
+    model = tiny("bert-tiny").eval()
+    folders.save(model, tmp_path / "model")
+    wanted = encode(model, TEXTS)  # which compiles the kernels, if they are not yet
+    environment = {"TMPDIR": "/mnt"} | ({} if compiled else {"ENCODERLAB_HOME": "/nowhere"})
+    with command(tmp_path / "model", *closed, **environment) as (server, asked):
+        assert np.allclose(asked("/embed", {"inputs": TEXTS})[1], unit(wanted), atol=1e-5)
+        server.terminate()
+        said = server.communicate(timeout=60)[1]
+    assert (b"kernels cannot be compiled" in said) == (not compiled) and server.returncode == 0, said
+
+
+def test_a_signal_loses_no_accepted_request(tmp_path: Path) -> None:
+    folders.save(tiny("bert-tiny"), tmp_path / "model")
+    with command(tmp_path / "model") as (server, asked):
         accepted: list[int] = []
 
         def ask() -> None:
@@ -566,7 +619,7 @@ def test_a_signal_loses_no_accepted_request(tmp_path: Path) -> None:
         for thread in threads:
             thread.start()
         for _ in range(600):  # until the server has accepted all of them
-            if 'te_request_total{method="embed"} 8.0' in asked("/metrics")[1]:
+            if 'te_request_count{method="embed"} 8.0' in asked("/metrics")[1]:
                 break
             time.sleep(0.01)
         server.send_signal(signal.SIGTERM)

@@ -113,7 +113,7 @@ class Server:
 
         async def endpoint(request: Request) -> Response:
             call = Call(request, self.engine, self.limits, self.lane)
-            self.metrics.requests.labels(method).inc()
+            self.metrics.requests.add(method)
             try:
                 if not self.ready:
                     raise Problem(503, "the model is loading; try again soon", "Unhealthy", retry_after="2")
@@ -123,11 +123,11 @@ class Server:
                 result = await handler(body, call)
             except (Problem, Overloaded) as refused:
                 problem = _overloaded(refused) if isinstance(refused, Overloaded) else refused
-                self.metrics.failure.labels(problem.kind.lower()).inc()
+                self.metrics.failure.add(problem.kind.lower())
                 return error(problem, protocol)
             except Exception as failure:
                 log.exception("a request to %s failed", path)
-                self.metrics.failure.labels("backend").inc()
+                self.metrics.failure.add("backend")
                 return error(Problem(424, str(Failed.of(failure)), "Backend"), protocol)
             return answer(result, headers=call.headers(method, self.service.device.type, self.metrics))
 

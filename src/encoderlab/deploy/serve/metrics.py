@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, Histogram, Metric, generate_latest
+from prometheus_client.registry import Collector
 
 from encoderlab.deploy.serve.engine import ComputeThread, PendingRequest
 from encoderlab.deploy.serve.queue import Entry
@@ -14,15 +15,33 @@ SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
+class Counts(Collector):
+    """Counts by the value of a label, under exactly this name; names of the library's counters end in ``_total``."""
+
+    def __init__(self, name: str, documentation: str, label: str, registry: CollectorRegistry) -> None:
+        self.name, self.documentation, self.label = name, documentation, label
+        self.counts: dict[str, int] = {}
+        registry.register(self)
+
+    def add(self, value: str) -> None:
+        self.counts[value] = self.counts.get(value, 0) + 1
+
+    def collect(self) -> Iterator[Metric]:
+        metric = Metric(self.name, self.documentation, "unknown")
+        for value, count in self.counts.items():
+            metric.add_sample(self.name, {self.label: value}, count)
+        yield metric
+
+
 class Metrics:
     """Counters of one server."""
 
     def __init__(self, engine: ComputeThread) -> None:
         self.registry = CollectorRegistry()
         own: dict[str, Any] = {"registry": self.registry}
-        self.requests = Counter("te_request", "Requests.", ["method"], **own)
-        self.success = Counter("te_request_success", "Requests answered.", ["method"], **own)
-        self.failure = Counter("te_request_failure", "Requests that ended with an error.", ["err"], **own)
+        self.requests = Counts("te_request_count", "Requests.", "method", **own)
+        self.success = Counts("te_request_success", "Requests answered.", "method", **own)
+        self.failure = Counts("te_request_failure", "Requests that ended with an error.", "err", **own)
         self.duration = Histogram("te_request_duration", "Seconds of a request.", buckets=SECONDS, **own)
         self.tokenization = Histogram("te_request_tokenization_duration", "Seconds.", buckets=SECONDS, **own)
         self.queueing = Histogram("te_request_queue_duration", "Seconds in the queue.", buckets=SECONDS, **own)
@@ -47,7 +66,7 @@ class Metrics:
 
     def done(self, method: str, job: PendingRequest, *, tokenizing: float, total: float) -> None:
         """A request was answered."""
-        self.success.labels(method).inc()
+        self.success.add(method)
         self.duration.observe(total)
         self.tokenization.observe(tokenizing)
         self.queueing.observe(max(job.started - job.arrived, 0.0))
