@@ -451,6 +451,20 @@ def test_bytes_are_hashed_as_they_pass(s3, monkeypatch):
     assert s3.happened.total() == before  # nothing was read again
 
 
+def test_who_reads_a_beginning_requests_nothing_ahead(s3, monkeypatch):
+    """A look at each source before a build must not cost four requests of each."""
+    places.write_bytes(f"{s3.bucket}/big", bytes(range(256)) * 400)
+    monkeypatch.setattr(streams, "BLOCK", 10_000)
+    fetched: list[int] = []
+    real = streams.RemoteFile._fetch
+    monkeypatch.setattr(streams.RemoteFile, "_fetch", lambda file, n: fetched.append(n) or real(file, n))
+    with streams.open_file(f"{s3.bucket}/big") as file:
+        assert [len(file.read(2_500)) for _ in range(4)] == [2_500] * 4
+        assert fetched == [0]
+        file.read(2_500)
+    assert sorted(fetched) == [0, 1, 2, 3, 4, 5]
+
+
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_a_stretch_of_a_file_at_a_url_requests_little_else(s3, tmp_path, monkeypatch, kind):
     """Of JSON lines its range and a little before it; of Parquet its row groups and the table of contents."""

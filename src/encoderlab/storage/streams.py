@@ -63,6 +63,7 @@ class RemoteFile(io.RawIOBase):
         self._pool = ThreadPoolExecutor(AHEAD, thread_name_prefix="storage")
         self._blocks: dict[int, Future[bytes]] = {}
         self._last: int | None = None  # block that was read last
+        self._in_order = False  # whether that is the one after the one before
         self._hash, self._hashed = hashlib.sha256(), 0
 
     def readable(self) -> bool:
@@ -98,7 +99,9 @@ class RemoteFile(io.RawIOBase):
     def _block(self, number: int) -> bytes:
         last = (min(self._info.size, self._stop or self._info.size) - 1) // BLOCK
         needed = [number]
-        if self._last is not None and number in (self._last, self._last + 1):
+        if number != self._last:
+            self._in_order = self._last is not None and number == self._last + 1
+        if self._in_order:
             needed += range(number + 1, min(number + AHEAD, last) + 1)
         self._last = number
         for other in needed:
