@@ -215,6 +215,13 @@ def test_a_new_vocabulary_keeps_what_is_shared(place: Path, tmp_path: Path) -> N
     assert all(torch.equal(old.state_dict()[name], found.state_dict()[name]) for name in rest)
 
 
+def test_held_out_text_without_spaces_is_cut_too() -> None:
+    lines = ["\u6cd5\u9662" * 280, "the river " * 90 + "https://" + "a" * 900, "short"]
+    found = measure.pieces(lines)
+    assert found and max(len(piece.encode()) for piece in found) <= measure.BYTES
+    assert any("\u6cd5" in piece for piece in found) and "short" in found
+
+
 def test_an_added_word_is_the_mean_of_its_pieces(place: Path) -> None:
     old = load(place / "model")
     sample = (place / "law.txt").read_text().split("\n\n")

@@ -299,6 +299,8 @@ def test_keys_are_asked_for_before_anything_else() -> None:
             assert asked(path, {"inputs": "a"})[0] == 401
         for wrong in ("Bearer", f"Basic {KEY}", f"Bearer {KEY}x", f"Bearer {KEY[:-1]}", f"Bearer {KEY}\xff"):
             assert asked("/info", Authorization=wrong)[0] == 401
+        allowed = asked("/embed", method="OPTIONS", Origin="https://mine.example")  # browsers ask without the key
+        assert allowed[0] == 204 and allowed[2]["access-control-allow-origin"] == "https://mine.example"
         status, found, headers = asked("/info")
         assert (status, headers["www-authenticate"]) == (401, "Bearer") and KEY not in json.dumps(found)
         assert asked("/metrics")[0] == 401 and asked("/health")[0] == 200
@@ -550,6 +552,15 @@ def test_how_a_folder_says_that_vectors_are_made(tmp_path: Path) -> None:
     (tmp_path / "modules.json").write_text(json.dumps([*modules, {"path": "2_Dense", "type": kind + "Dense"}]))
     with pytest.raises(ConfigError, match="module Dense is not implemented"):
         pooling_of(tmp_path)
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    for name, text in (
+        ("1_Pooling/config.json", "{"),
+        ("modules.json", '[{"type": "Pooling"}]'),
+        ("modules.json", "{"),
+    ):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(DataError, match=f"{name}: is damaged"):
+            pooling_of(tmp_path)
 
 
 def test_the_command_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -562,6 +573,7 @@ def test_the_command_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str])
             (["--port", "65536"], 2, "--port 65536 does not exist; give a number from 0 to 65535"),
             (["--host", "0.0.0.0"], 2, "can be reached by other machines; give --key-file"),
             (["--max-texts", "0"], 2, "is not above 0"),
+            (["--rate", "0"], 2, "--rate 0.0 is not above 0"),
             (["--key-file", str(tmp_path / "none")], 3, "cannot be read"),
         ):
             assert main(["serve", place, *words]) == code

@@ -65,7 +65,7 @@ def test_another_broken_line_is_named(tmp_path, text):
     with pytest.raises(DataError, match="metrics.jsonl:1: not a JSON object"):
         runs.read_run(run)
     (run / "recipe.json").write_text('{"a":' * 100_000)
-    with pytest.raises(DataError, match="recipe.json: not valid JSON; restore it"):
+    with pytest.raises(DataError, match="recipe.json: is damaged .not valid JSON.; give a run folder"):
         runs.read_run(run)
     with pytest.raises(DataError, match="elsewhere: no such folder"):
         runs.read_run(tmp_path / "elsewhere")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import pytest
@@ -36,3 +37,12 @@ def test_a_chart_without_points_is_none_and_one_of_equal_points_is_drawn() -> No
     drawn = chart([Series(name="a", colour=0, points=[Point(1.0, 2.0, 2.0, 2.0)], line=True)], x="x", y="y")
     assert drawn is not None and [one["kind"] for one in drawn.drawings] == ["wide", "narrow"]
     assert all(0 < x < one["width"] for one in drawn.drawings for x, _, _ in one["shapes"][0]["marks"])
+
+
+def test_ticks_have_their_own_values_and_an_interval_may_reach_below_a_logarithm() -> None:
+    points = [Point(0.0, 4.7, -6.8, 16.2), Point(1.6e13, 2.0, 1.9, 2.1)]
+    drawn = chart([Series(name="a", colour=0, points=points)], x="FLOPs", y="loss", y_log=True)
+    assert drawn is not None
+    values = [float(label) for _, label in drawn.drawings[0]["x_ticks"]]
+    steps = [b - a for a, b in itertools.pairwise(values)]
+    assert len(steps) > 1 and steps == pytest.approx([steps[0]] * len(steps))

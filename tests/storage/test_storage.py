@@ -5,9 +5,11 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
 import random
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -186,6 +188,21 @@ def test_the_cache_stays_within_its_limit(s3, tmp_path, monkeypatch):
     monkeypatch.setenv("ENCODERLAB_CACHE_GB", "much")
     with pytest.raises(ConfigError, match="ENCODERLAB_CACHE_GB is 'much'"):
         cache.file(f"{s3.bucket}/0.bin")
+
+
+def test_a_full_cache_keeps_all_that_belongs_to_a_file_in_use(s3, monkeypatch):
+    urls = [f"{s3.bucket}/{number}.bin" for number in range(3)]
+    for url in urls:
+        places.write_bytes(url, bytes(1000))
+    monkeypatch.setenv("ENCODERLAB_CACHE_GB", "0.0000025")
+    monkeypatch.setattr(cache, "IN_USE", -1.0)
+    first, second = cache.file(urls[0]), cache.file(urls[1])
+    for path, age in ((first, 10), (first.with_name(f".{first.name}.sha256"), 1000), (second, 100)):
+        os.utime(path, (time.time() - age,) * 2)  # the first was fetched long ago, and read again
+    cache.file(urls[2])
+    assert first.exists() and not second.exists()
+    cache.file(urls[0])
+    assert sum(count for what, count in s3.asked.items() if what.startswith("GET") and "/0.bin" in what) == 1
 
 
 def test_a_file_that_changes_while_it_is_read_is_named(s3, monkeypatch):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ def pieces(texts: Sequence[str]) -> list[str]:
     cut: list[list[str]] = []
     for text in sorted(texts, key=lambda text: chance("piece", text)):
         own: list[str] = []
-        words = text.split()
+        words = list(_words(text))
         start = int(chance("start", text) * max(0, len(words) - 40))
         taken: list[str] = []
         for word in words[start : start + 60 * PIECES]:
@@ -56,10 +56,19 @@ def pieces(texts: Sequence[str]) -> list[str]:
                 taken = []
             taken.append(word)
         if taken:
-            own.append(" ".join(taken)[:BYTES])
+            own.append(" ".join(taken))
         cut.append(own)
     chosen = [own[depth] for depth in range(PIECES) for own in cut if depth < len(own)]
     return chosen[:PIECES]
+
+
+def _words(text: str) -> Iterator[str]:
+    """The words of a text, those of more than :data:`BYTES` bytes in parts."""
+    for word in text.split():
+        while word:
+            part = word.encode()[:BYTES].decode(errors="ignore")
+            yield part
+            word = word[len(part) :]
 
 
 def bits(model: Model, generator: Model | None, texts: Sequence[str]) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def recipe_of(model: Model, generator: Model | None, *, tokens: float, passes: f
     if isinstance(objective, RTDSettings):
         more["fresh_generator"] = generator is None
         more["generator"] = _trained(_new_generator(config) if generator is None else generator.config)
-    lr = min(3e-4, 1e-4 * 768 / config.encoder.width)
+    lr = min(3e-4, max(1e-4, 1e-4 * 768 / config.encoder.width))
     steps = max(1, round(tokens * passes / (phase.length * phase.rows)))
     return replace(
         base,
@@ -87,7 +87,7 @@ def recipe_of(model: Model, generator: Model | None, *, tokens: float, passes: f
         format=format,
         phases=(phase,),
         budget=Budget(amount=steps),
-        optim=AdamW(lr=max(lr, 1e-4) if config.encoder.width < 768 else 1e-4, weight_decay=0.01),
+        optim=AdamW(lr=lr, weight_decay=0.01),
         schedule=Polynomial(warmup=WARMUP),
         evaluation=Evaluation(every=max(1, steps // VALIDATIONS), rows=256, best="loss", patience=PATIENCE),
         checkpoints=Checkpoints(minutes=5.0),
@@ -100,8 +100,7 @@ def recipe_of(model: Model, generator: Model | None, *, tokens: float, passes: f
 def _trained(config: ModelConfig) -> ModelConfig:
     """The configuration with the dropout of continued training; dropout of attention weights, if used, keeps its
     rate."""
-    encoder = config.encoder
-    return replace(config, encoder=replace(encoder, dropout=DROPOUT, attention_dropout=encoder.attention_dropout))
+    return replace(config, encoder=replace(config.encoder, dropout=DROPOUT))
 
 
 def _new_generator(config: ModelConfig) -> ModelConfig:

@@ -123,7 +123,8 @@ class Adaptation:
             extend(self.tokenizer, (), 1)
         if plan.vocabulary != "keep" and self.model.config.encoder.adaptive is not None:
             raise ConfigError("the words of an adaptive softmax are ordered by frequency; keep the model's vocabulary")
-        find([Path(place) for place in plan.pairs]) if plan.pairs else None
+        if plan.pairs:
+            find([Path(place) for place in plan.pairs])
         if plan.task is not None:
             if not Path(plan.task).is_file():
                 raise ConfigError(f"--task {plan.task}: no such file; give labelled texts")
@@ -132,6 +133,8 @@ class Adaptation:
         self.text.check()
         self._check_readable()
         self.general = SourceText(plan.replay) if plan.replay else None
+        if self.general is not None and not self.general.amount.characters:
+            raise DataError(f"{self.general.name}: has no text to replay; give other text, or leave out --replay")
         self.kinds = ("domain",) if self.general is None else ("domain", "general")
 
     def _claim(self, plan: AdaptationPlan) -> AdaptationPlan:

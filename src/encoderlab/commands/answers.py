@@ -393,8 +393,6 @@ class MinimalPairsAnswer(_Closed):
     measures: Annotated[dict[str, Record], Field(description="the same by every measure")]
     equal_sentences: list[str]
     left_out: list[str]
-    model: NotRequired[str]
-    out: NotRequired[str | None]
 
 
 class InspectedAnswer(_Closed):

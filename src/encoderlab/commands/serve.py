@@ -104,10 +104,10 @@ def serve(
         if importlib.util.find_spec(package) is None:
             raise MissingDependency(package, "serve", "serving")
     counts: dict[str, float] = {"max-batch-tokens": max_batch_tokens, "max-texts": max_texts, "max-body": max_body}
-    counts |= {"workers": workers, "deadline": deadline, "max-wait": max_wait, "rate": rate or 1}
+    counts |= {"workers": workers, "deadline": deadline, "max-wait": max_wait, "rate": 1 if rate is None else rate}
     for option, count in counts.items():
         if count <= 0:
-            raise ConfigError(f"--{option} {count} is not above 0; give at least 1")
+            raise ConfigError(f"--{option} {count} is not above 0; give more")
     if precision == "int8" and engine in ("onnx", "int8"):
         raise ConfigError(f"--precision int8 is for our kernels, not for --engine {engine}; leave one of them out")
     own = host in ("127.0.0.1", "localhost", "::1")

@@ -169,7 +169,11 @@ def _unit(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def run_all(function: Callable[[Any], Any], items: Sequence[Any], *, workers: int) -> Iterator[Any]:
-    """``function`` of every item, in the order of the items, by ``workers`` processes."""
+    """``function`` of every item, in the order of the items, by ``workers`` processes.
+
+    Raises:
+        OutOfMemory: a worker was killed.
+    """
     if workers == 1 or len(items) < 2:
         yield from map(function, items)
         return
@@ -177,7 +181,12 @@ def run_all(function: Callable[[Any], Any], items: Sequence[Any], *, workers: in
     with ProcessPoolExecutor(min(workers, len(items)), mp_context=context, initializer=_start) as executor:
         with _spawning():
             results = executor.map(function, items)
-        yield from results
+        try:
+            yield from results
+        except BrokenProcessPool:
+            raise OutOfMemory(
+                "a worker was killed, probably for lack of memory; close other programs, and run again"
+            ) from None
 
 
 @contextlib.contextmanager

@@ -51,16 +51,18 @@ def _treebank(path: Path) -> Iterator[Sentence]:
     """The sentences of a CoNLL-U file with their trees."""
     words: list[str] = []
     heads: list[int] = []
+    last = 0
     for number, line in chain(lines(path), [(0, "")]):
         if line.startswith("#"):
             continue
         if not line.strip():
             if words:
                 if max(heads) >= len(words):
-                    raise DataError(f"{path}, line {number}: a word depends on word {max(heads) + 1} of {len(words)}")
+                    raise DataError(f"{path}, line {last}: a word depends on word {max(heads) + 1} of {len(words)}")
                 yield Sentence(" ".join(words), tuple(heads))
             words, heads = [], []
             continue
+        last = number
         cells = line.split("\t")
         if len(cells) != FIELDS:
             raise DataError(f"{path}, line {number}: has {len(cells)} columns, expected the {FIELDS} of CoNLL-U")

@@ -334,7 +334,7 @@ def _matrix(confusion: Sequence[tuple[str, str, int]]) -> dict[str, Any] | None:
     """The confusion matrix with its shading, or for many classes the most frequent confusions."""
     if not confusion:
         return None
-    labels = list(dict.fromkeys(sorted({label for gold, guess, _ in confusion for label in (gold, guess)})))
+    labels = sorted({label for gold, guess, _ in confusion for label in (gold, guess)})
     if len(labels) > MATRIX:
         wrong = [(gold, guess, f"{count:,}") for gold, guess, count in confusion if gold != guess]
         return {"labels": [], "rows": [], "pairs": wrong[:20]}

@@ -16,6 +16,7 @@ import numpy as np
 from encoderlab.config import flatten
 from encoderlab.corpus.shards import unigram_entropy
 from encoderlab.errors import ConfigError, DataError
+from encoderlab.files import read_json
 from encoderlab.measure.report import Metric, Report, Run
 from encoderlab.tensor_files import read_header
 from encoderlab.train.doctor import diagnose
@@ -65,10 +66,10 @@ def read_run(folder: Path) -> RunRecord:
         raise DataError(f"{folder}: no such folder; give a run folder")
     if (folder / "score.json").exists() and not (folder / "recipe.json").exists():
         raise DataError(f"{folder}: is the folder of a fine-tuning, not of a run; encoderlab report makes its page")
-    recipe = _read_json(folder / "recipe.json", "a run folder has one")
+    recipe = read_json(folder / "recipe.json", "give a run folder, or restore it")
     metrics, source = folder / "metrics.jsonl", folder / "provenance.json"
     lines = lines_by_split(metrics)
-    sessions = _read_json(source, "").get("sessions", []) if source.exists() else []
+    sessions = read_json(source, "restore it, or start the run again").get("sessions", []) if source.exists() else []
     return RunRecord(
         folder=folder,
         recipe=recipe,
@@ -324,15 +325,3 @@ def _words(key: str) -> str:
     """``losses.next_sentence`` as ``Next sentence``; short names are abbreviations and stay in capitals."""
     name = key.split(".", 1)[1]
     return name.upper() if len(name) <= 3 else name.replace("_", " ").capitalize()
-
-
-def _read_json(path: Path, why: str) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DataError(f"{path}: missing; {why}") from None
-    except (ValueError, RecursionError):
-        raise DataError(f"{path}: not valid JSON; restore it or start the run again") from None
-    if not isinstance(data, dict):
-        raise DataError(f"{path}: expected a JSON object; restore it or start the run again")
-    return data

@@ -135,14 +135,15 @@ def _scale(
     values: Sequence[float], log: bool, start: float, end: float, count: int
 ) -> tuple[Callable[[float], float], list[float]]:
     """From values to places between ``start`` and ``end``, and about ``count`` round values."""
+    if log:  # an interval may reach below 0
+        values = [math.log10(value) for value in values if value > 0]
     low, high = min(values), max(values)
-    if log:
-        low, high = math.log10(low), math.log10(high)
     room = 0.06 * ((high - low) or abs(high) or 1.0)
     low, high = low - room, high + room
 
     def place(value: float) -> float:
-        value = math.log10(value) if log else value
+        if log:
+            value = math.log10(value) if value > 0 else low
         return start + (value - low) / (high - low) * (end - start)
 
     if not log:
@@ -169,6 +170,5 @@ def round_values(low: float, high: float, count: int) -> list[float]:
 
 
 def _short(value: float) -> str:
-    if value and not 1e-3 <= abs(value) < 1e5:
-        return f"{value:.0e}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
-    return f"{value:g}"
+    shown = f"{value:.3g}" if abs(value) < 1e-3 or abs(value) >= 1e5 else f"{value:g}"
+    return shown.replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")

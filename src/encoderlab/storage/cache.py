@@ -175,7 +175,7 @@ def _shrink() -> None:
     """Delete the least recently used files until the cache is within its limit."""
     root, now = _root(), time.time()
     units = []  # when it was used, its size, and what to delete
-    for path in [*root.glob("files/*/*"), *root.glob("corpora/*/*/*/*.safetensors")]:
+    for path in [*root.glob("files/*/[!.]*"), *root.glob("corpora/*/*/*/*.safetensors")]:
         with contextlib.suppress(FileNotFoundError):
             state = path.stat()
             units.append((state.st_mtime, state.st_size, path))

@@ -180,11 +180,14 @@ def read(path: Path) -> tuple[Study, dict[str, Arm]]:
     for name in [study.baseline, *(name for claim in study.claims for name in (claim.better, claim.than))]:
         if name is not None and name not in arms:
             raise ConfigError(f"{where}: there is no arm {name!r}{nearest(name, arms)}")
+    if same := [claim.than for claim in study.claims if claim.better == claim.than]:
+        raise ConfigError(f"{where}: a claim compares {same[0]!r} with itself; name two arms")
     titles = [measure.title for measure in study.measures]
-    if len(set(titles)) < len(titles):
-        raise ConfigError(f"{where}: measures {titles} have the same name; give each its own")
+    known = ("loss", "bits per byte", *titles)
+    if len(set(known)) < len(known):
+        raise ConfigError(f"{where}: measures {titles}: give each a name of its own, not loss or bits per byte")
     for name in (*study.margins, *(claim.by for claim in study.claims if claim.by)):
-        if name not in (known := ("loss", "bits per byte", *titles)):
+        if name not in known:
             raise ConfigError(f"{where}: there is no measure {name!r}{nearest(name, known)}")
     return study, arms
 
@@ -253,7 +256,9 @@ def _labels(paths: Sequence[str]) -> dict[str, str]:
     labels = {}
     for path in paths:
         parts = path.split(".")
-        size = next(n for n in range(1, len(parts) + 1) if sum(p.endswith(".".join(parts[-n:])) for p in paths) == 1)
+        endings = (f".{'.'.join(parts[-n:])}" for n in range(1, len(parts)))
+        alone = (n for n, ending in enumerate(endings, 1) if sum(f".{p}".endswith(ending) for p in paths) == 1)
+        size = next(alone, len(parts))
         labels[path] = ".".join(parts[-size:])
     return labels
 

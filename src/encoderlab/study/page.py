@@ -62,13 +62,16 @@ def _summary(results: Results) -> str:
 
 def _claims(results: Results) -> list[dict[str, Any]]:
     """Every pair of arms that is compared, with a row for each measure and budget."""
-    texts = {(claim.better, claim.than): claim.text for claim in results.plan.study.claims}
-    rows: dict[tuple[str, str], list[dict[str, str]]] = {}
+    claims = {(claim.better, claim.than, claim.by): claim for claim in results.plan.study.claims}
+    rows: dict[tuple[str, str, str, str], list[dict[str, str]]] = {}
     for one in results.comparisons:
-        rows.setdefault((one.better, one.than), []).append(_comparison(one))
+        pair = (one.better, one.than)
+        claim = claims.get((*pair, one.by)) or claims.get((*pair, None))
+        about = (claim.text, claim.source) if claim else ("", "")
+        rows.setdefault((*pair, *about), []).append(_comparison(one))
     return [
-        {"text": texts.get((better, than), ""), "arms": f"{better} better than {than}", "rows": found}
-        for (better, than), found in rows.items()
+        {"text": text, "source": source, "arms": f"{better} better than {than}", "rows": found}
+        for (better, than, text, source), found in rows.items()
     ]
 
 
@@ -179,7 +182,7 @@ def _scaling(results: Results) -> Chart | None:
     """Losses against FLOPs, and the law that is fitted to them."""
     series = []
     for colour, arm in enumerate(results.plan.arms):
-        law = results.scaling.get((arm, "loss"))
+        law = results.scaling.get(arm)
         if law is None:
             continue
         points = _points(results, arm, "loss")
@@ -192,7 +195,7 @@ def _scaling(results: Results) -> Chart | None:
 
 def _exponents(results: Results) -> list[tuple[str, list[str]]]:
     """The exponent of each arm, with its interval."""
-    laws = ((arm, results.scaling.get((arm, "loss"))) for arm in results.plan.arms)
+    laws = ((arm, results.scaling.get(arm)) for arm in results.plan.arms)
     return [(arm, [f"{law.exponent:.4f}", f"{law.low:.4f} to {law.high:.4f}"]) for arm, law in laws if law is not None]
 
 

@@ -92,7 +92,7 @@ class StudyPlan:
         recipe = replace(self._recipes[arm], budget=Budget(amount=size, unit=self.study.unit), seed=seed)
         if value is not None and tune is not None:
             recipe = override(recipe, {tune.field: value}, where="tune")
-        if not {"evaluation.every"} & {*flatten(self.study.set), *flatten(self.arms[arm].set)}:
+        if "evaluation.every" not in {*flatten(self.study.set), *flatten(self.arms[arm].set)}:
             every = max(1, self._steps(recipe) // VALIDATIONS)
             recipe = replace(recipe, evaluation=replace(recipe.evaluation, every=every))
         return recipe

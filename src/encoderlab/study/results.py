@@ -103,7 +103,7 @@ class Results:
         claims = study.claims or tuple(Claim(better=arm, than=baseline) for arm in others)
         return [(one.better, one.than, by) for one in claims for by in ([one.by] if one.by else self.measures)]
 
-    def _comparable(self, one: str, two: str, measure: str) -> str | None:
+    def _obstacle(self, one: str, two: str, measure: str) -> str | None:
         """Why losses of two arms cannot be compared; None if they can.
 
         Losses must be of the same text and the same kind of prediction; losses per token also need the same tokens, so
@@ -126,7 +126,7 @@ class Results:
         return [
             f"{better} and {than} by {by}: {why}"
             for better, than, by in self._claims
-            if (why := self._comparable(better, than, by))
+            if (why := self._obstacle(better, than, by))
         ]
 
     @cached_property
@@ -134,9 +134,9 @@ class Results:
         """All comparisons that share at least one seed, corrected as one family."""
         compared = []
         for better, than, by in self._claims:
-            if by == "bits per byte" and self._comparable(better, than, "loss") is None:
+            if by == "bits per byte" and self._obstacle(better, than, "loss") is None:
                 continue  # the loss in other units: not another comparison
-            if self._comparable(better, than, by):
+            if self._obstacle(better, than, by):
                 continue
             for amount in self.plan.study.amounts:
                 one, two = (self.scores(arm, amount, by) for arm in (better, than))
@@ -159,7 +159,7 @@ class Results:
         ]
 
     @cached_property
-    def scaling(self) -> dict[tuple[str, str], PowerLaw]:
+    def scaling(self) -> dict[str, PowerLaw]:
         """The power law of each arm's loss in its FLOPs, if there are three budgets or more."""
         laws = {}
         for arm in self.plan.arms:
@@ -169,7 +169,7 @@ class Results:
                 if cell.arm == arm and is_number(result["scores"].get("loss"))
             ]
             budgets = {cell.amount for cell in self.done if cell.arm == arm}
-            law = power_law(*zip(*points, strict=True)) if len(budgets) > 2 else None  # type: ignore[misc]
+            law = power_law(*zip(*points, strict=True)) if points and len(budgets) > 2 else None  # type: ignore[misc]
             if law is not None:
-                laws[arm, "loss"] = law
+                laws[arm] = law
         return laws

@@ -184,7 +184,7 @@ def record(results: Results) -> dict[str, Any]:
         ],
         "comparisons": [asdict(comparison) for comparison in results.comparisons],
         "not_compared": results.not_compared,
-        "scaling": [{"arm": arm, "measure": measure, **asdict(law)} for (arm, measure), law in results.scaling.items()],
+        "scaling": [{"arm": arm, "measure": "loss", **asdict(law)} for arm, law in results.scaling.items()],
         "missing": results.missing,
         "failed": results.failed,
     }

@@ -166,12 +166,12 @@ def _write(path: Path, out: Path, rung: Rung, parts: dict[str, list[str]]) -> No
         logger.setLevel(level)
 
 
-def milliseconds(check: Check, *runs: Run) -> dict[str, float]:
+def milliseconds(check: Check, before: Run, after: Run) -> dict[str, float]:
     """Milliseconds of a text, the median of several turns in which both read the same texts."""
     count = min(FIRST, check.size)
-    by_run: list[list[float]] = [[] for _ in runs]
+    by_run: tuple[list[float], list[float]] = ([], [])
     for _ in range(TURNS + 1):
-        for times, run in zip(by_run, runs, strict=True):
+        for times, run in zip(by_run, (before, after), strict=True):
             began = time.perf_counter()
             check.raw(run, FIRST)
             times.append(1000 * (time.perf_counter() - began) / count)

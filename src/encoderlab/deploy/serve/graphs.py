@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -17,6 +16,7 @@ from encoderlab.deploy.onnx import OnnxRun
 from encoderlab.deploy.reading import TaskReader
 from encoderlab.deploy.serve.service import Service
 from encoderlab.errors import ConfigError, DataError
+from encoderlab.files import read_json
 from encoderlab.model import Model
 from encoderlab.tasks.forms.batching import Item
 
@@ -49,7 +49,9 @@ class GraphService(Service):
         service.model.cpu()
         service.device = torch.device("cpu")
         service.run = OnnxRun(path)
-        service.use = json.loads(record.read_text(encoding="utf-8"))["use"]
+        service.use = str(read_json(record, "export the model again").get("use"))
+        if service.use not in OUTPUTS:
+            raise DataError(f"{record}: use is {service.use!r}, expected one of {', '.join(OUTPUTS)}; export again")
         if service.run.outputs not in (OUTPUTS[service.use], OUTPUTS["span of places"]):
             raise DataError(
                 f"{path}: gives {', '.join(service.run.outputs)}, expected {', '.join(OUTPUTS[service.use])} by "

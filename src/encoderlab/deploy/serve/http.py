@@ -163,6 +163,10 @@ class Guard:
     cors: str | None = None
     rate: float | None = None
 
+    def asks_for_leave(self, scope: Scope) -> bool:
+        """Whether a browser asks if a page of the other origin may send a request; it asks without the key."""
+        return self.cors is not None and scope["method"] == "OPTIONS"
+
     def check(self, scope: Scope) -> Problem | None:
         """The problem of a request, judged by its headers; None if there is none."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
@@ -170,7 +174,7 @@ class Guard:
         if len(hosts) != 1 or not self._knows(hosts[0]):
             return Problem(421, "the Host header is not a host name of this server; allow it with --allow-host")
         free = scope["path"] in self.open or (scope["method"] == "GET" and scope["path"] in self.pages)
-        if self.keys and not free and not self._admits(headers):
+        if self.keys and not free and not self.asks_for_leave(scope) and not self._admits(headers):
             return Problem(
                 401, "the key is missing or wrong; send Authorization: Bearer KEY", www_authenticate="Bearer"
             )
@@ -248,7 +252,7 @@ class Guarded:
             await send(message)
 
         problem = self.guard.check(scope) or self._hurry(scope)
-        if problem is None and origin is not None and scope["method"] == "OPTIONS":
+        if problem is None and self.guard.asks_for_leave(scope):
             await Response(status_code=204, headers=SECURITY)(scope, receive, sent)
         elif problem is not None:
             await error(problem, self.protocol_of(scope["path"]))(scope, receive, sent)

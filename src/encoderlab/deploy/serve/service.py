@@ -15,7 +15,8 @@ from encoderlab import inference
 from encoderlab.batches.batch import Batch
 from encoderlab.deploy.serve.texts import Refused
 from encoderlab.deploy.serve.why import Explanations
-from encoderlab.errors import ConfigError
+from encoderlab.errors import ConfigError, DataError
+from encoderlab.files import read_json
 from encoderlab.inference import Pooling, Precision, limit, placed, reading_apart, tokenizer_of
 from encoderlab.interchange.heads import NUMBER
 from encoderlab.interchange.hub import PICKLES
@@ -247,18 +248,22 @@ def pooling_of(folder: Path) -> tuple[Pooling, bool]:
 
     Raises:
         ConfigError: a pooling or module that is not implemented.
+        DataError: a file of them is damaged or missing.
     """
     path = folder / "modules.json"
     if not path.is_file():
         return "mean", True
-    modules = json.loads(path.read_text(encoding="utf-8"))
-    kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
+    try:
+        modules = json.loads(path.read_text(encoding="utf-8"))
+        kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
+        place = next((module["path"] for module, kind in zip(modules, kinds, strict=True) if kind == "Pooling"), None)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise DataError(f"{path}: is damaged; restore it, or export the model again") from None
     if strange := set(kinds) - {"Transformer", "Pooling", "Normalize"}:
         raise ConfigError(f"{path}: module {sorted(strange)[0]} is not implemented; export the model without it")
-    place = next((module["path"] for module, kind in zip(modules, kinds, strict=True) if kind == "Pooling"), None)
     if place is None:
         return "mean", "Normalize" in kinds
-    data = json.loads((folder / place / "config.json").read_text(encoding="utf-8"))
+    data = read_json(folder / str(place) / "config.json", "restore it, or export the model again")
     modes = {
         name.removeprefix("pooling_mode_")
         for name, value in data.items()

@@ -16,6 +16,7 @@ import torch
 
 from encoderlab.deploy.serve.run import Address
 from encoderlab.errors import EncoderlabError
+from encoderlab.execution.workers import cores
 
 SOON = 5.0  # seconds; a worker that ends sooner than this after its start is not replaced
 
@@ -43,7 +44,7 @@ def supervise(
     """
     keeper = Address(host=host, port=port, shared=True).listen()  # it does not listen, but reserves the port
     port = keeper.getsockname()[1]
-    threads = max(1, len(os.sched_getaffinity(0)) // workers)
+    threads = max(1, cores() // workers)
     context = multiprocessing.get_context("spawn")
     ending = False
 
