@@ -52,9 +52,10 @@ def _summary(results: Results) -> str:
     budgets = ", ".join(f"{amount:.3g}" for amount in study.amounts)
     seeds = len(study.seed_numbers)
     words = (
-        f"{len(results.plan.arms)} arms at {budgets} {study.unit_name}, {seeds} seed{'s' * (seeds > 1)} each. Of "
-        f"{len(results.comparisons)} comparisons {counts['holds']} hold, {counts['does not hold']} do not, and "
-        f"{counts['cannot be told at this budget']} cannot be told at this budget."
+        f"{len(results.plan.arms)} arms at {budgets} {study.unit_name}, {seeds} seed{'s' * (seeds > 1)} each. In "
+        f"{len(results.comparisons)} comparisons the claim holds {counts['holds']} times, does not hold "
+        f"{counts['does not hold']} times, and cannot be told at this budget "
+        f"{counts['cannot be told at this budget']} times."
     )
     left = len(results.missing)
     return words + (f" {left} run{'s are' if left > 1 else ' is'} not finished." if left else "")
