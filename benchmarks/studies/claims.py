@@ -35,14 +35,17 @@ PAGE = HERE.parents[1] / "docs" / "claims.md"
 HEAD = """# The claims of the papers
 
 What papers of the BERT family claim, and what our studies say of it, in one trainer, on the same ten million words, at
-equal FLOPs: two layers of width 256, rows of 128 tokens, three seeds, the rate tuned for every arm (docs/studies.md).
+equal FLOPs: two layers of width 256, rows of 128 tokens, three seeds, the rate tuned for every arm
+([studies](studies.md)).
 Static masks have a hundredth of the words, so that they repeat. A verdict is about this size and these budgets, not
 about the paper's.
 
 **Effect**: the mean difference over seeds, positive if the claim is right, with its 95% interval; of losses in nats, of
 minimal pairs (BLiMP) and probes in points. **Holds**: better beyond chance, after Holm's correction over all
 comparisons of the study. **Does not hold**: worse beyond chance. Otherwise it **cannot be told**; then the number of
-seeds is given that would show an effect of this size four times of five, and the FLOPs of both arms with that many.
+seeds is given that would show an effect of this size four times of five, before Holm's correction, and the FLOPs of
+both arms with that many. **Not run** has the FLOPs of both arms at the largest budget. **†**: the best rate of an arm
+is the lowest or the highest that was tried, so a better one may exist.
 
 `python -m benchmarks.studies.claims` makes this page from `benchmarks/studies/found/`. The command below a name runs
 that study, or continues it.
@@ -55,8 +58,9 @@ def judged(one: dict[str, Any]) -> str:
     low, effect, high = (f"{one[name] * unit:+.3g}" for name in ("low", "difference", "high"))
     verdict = f"**{one['verdict']}**"
     if one["verdict"].startswith("cannot"):
-        needed = one["needed"]
-        verdict = "cannot be told" + (f"; {needed:,} seeds, {2 * needed * one['amount']:.1e}" if needed else "")
+        needed = max(one["needed"] or 0, one["seeds"] + 1)
+        told = f"; {needed:,} seeds, {2 * needed * one['amount']:.1e}" if one["needed"] else ""
+        verdict = f"cannot be told{told}"
     return f"| {one['amount']:.0e}, {one['seeds']} | {one['by']} {effect} ({low} to {high}) | {verdict} |"
 
 
@@ -72,6 +76,12 @@ def arms(found: dict[str, Any]) -> list[str]:
         name: [cell for cell in cells if (cell["arm"], cell["amount"]) == (name, max(complete))] for name in names
     }
     measures = list(cells[0]["scores"])
+    at_edge = {
+        one["arm"]
+        for one in found["tuning"]
+        if one["amount"] == max(complete)
+        and one["chosen"] in {rate for rate, _ in (one["trials"][0], one["trials"][-1])}
+    }
     lines = [
         f"Mean over seeds with its 95% interval, at {max(complete):.0e} FLOPs. Losses and bits per byte are of what",
         "each arm predicts, so they compare only arms that predict the same.\n",
@@ -84,7 +94,7 @@ def arms(found: dict[str, Any]) -> list[str]:
             unit = 1 if measure in LOWER else 100
             low, high = mean_interval([unit * run["scores"][measure] for run in runs])
             shown.append(f"{(low + high) / 2:.4g} ± {(high - low) / 2:.2g}")
-        lines.append(f"| {name} | {tokens} | {' | '.join(shown)} |")
+        lines.append(f"| {name}{' †' * (name in at_edge)} | {tokens} | {' | '.join(shown)} |")
     return lines
 
 

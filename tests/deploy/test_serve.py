@@ -95,7 +95,7 @@ def serving(
 ) -> Iterator[Asked]:
     """A server in a thread, on a free port."""
     service = model
-    if not isinstance(service, Service):
+    if isinstance(service, Model):
         service = Service(service, predictor, name="tiny", pooling="mean", normalize=True)
 
     def compute(kind: str, works: Any) -> Any:

@@ -150,7 +150,12 @@ def least_important(scores: np.ndarray, gone: int) -> list[list[int]]:
     """The heads that every layer keeps without its ``gone`` least important ones; scores (layers, H).
 
     Every layer loses the same number, so all keep equal shapes: the encoder is an ordinary one with fewer heads.
+
+    Raises:
+        ConfigError: no head would be left.
     """
+    if not 0 <= gone < scores.shape[1]:
+        raise ConfigError(f"gone is {gone}, and a layer has {scores.shape[1]} heads; give 0 to {scores.shape[1] - 1}")
     order = np.argsort(scores, axis=1, kind="stable")
     return [sorted(row[gone:].tolist()) for row in order]
 
