@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from encoderlab.study.file import read
-from encoderlab.study.results import LOWER
+from encoderlab.study.results import LOWER, at_edge
 from encoderlab.tasks.scoring.metrics import mean_interval
 
 HERE = Path(__file__).parent
@@ -58,9 +58,8 @@ def judged(one: dict[str, Any]) -> str:
     low, effect, high = (f"{one[name] * unit:+.3g}" for name in ("low", "difference", "high"))
     verdict = f"**{one['verdict']}**"
     if one["verdict"].startswith("cannot"):
-        needed = max(one["needed"] or 0, one["seeds"] + 1)
-        told = f"; {needed:,} seeds, {2 * needed * one['amount']:.1e}" if one["needed"] else ""
-        verdict = f"cannot be told{told}"
+        needed = one["needed"] and max(one["needed"], one["seeds"] + 1)
+        verdict = "cannot be told" + (f"; {needed:,} seeds, {2 * needed * one['amount']:.1e}" if needed else "")
     return f"| {one['amount']:.0e}, {one['seeds']} | {one['by']} {effect} ({low} to {high}) | {verdict} |"
 
 
@@ -76,12 +75,8 @@ def arms(found: dict[str, Any]) -> list[str]:
         name: [cell for cell in cells if (cell["arm"], cell["amount"]) == (name, max(complete))] for name in names
     }
     measures = list(cells[0]["scores"])
-    at_edge = {
-        one["arm"]
-        for one in found["tuning"]
-        if one["amount"] == max(complete)
-        and one["chosen"] in {rate for rate, _ in (one["trials"][0], one["trials"][-1])}
-    }
+    of_budget = [one for one in found["tuning"] if one["amount"] == max(complete)]
+    marked = {one["arm"] for one in of_budget if at_edge(one["chosen"], one["trials"])}
     lines = [
         f"Mean over seeds with its 95% interval, at {max(complete):.0e} FLOPs. Losses and bits per byte are of what",
         "each arm predicts, so they compare only arms that predict the same.\n",
@@ -94,7 +89,7 @@ def arms(found: dict[str, Any]) -> list[str]:
             unit = 1 if measure in LOWER else 100
             low, high = mean_interval([unit * run["scores"][measure] for run in runs])
             shown.append(f"{(low + high) / 2:.4g} ± {(high - low) / 2:.2g}")
-        lines.append(f"| {name}{' †' * (name in at_edge)} | {tokens} | {' | '.join(shown)} |")
+        lines.append(f"| {name}{' †' * (name in marked)} | {tokens} | {' | '.join(shown)} |")
     return lines
 
 

@@ -37,6 +37,7 @@ from encoderlab.models.base import resized
 from encoderlab.nn.heads import Classification, TaskHead
 from encoderlab.tasks.data.examples import Choice, Question, TaggedWords, Text
 from encoderlab.tasks.runs.predict import Predictor, task_of_model
+from tests.tasks.tiny import EVERY
 from tests.tasks.tiny import model as tiny
 
 for package in ("onnx", "onnxscript", "onnxruntime"):
@@ -148,11 +149,7 @@ def served_by_the_graph(folder: Path, model: Model, use: str) -> None:
         works = service.texts("vectors", TEXTS[:3], truncate=True, side="Right")
         assert np.abs(np.stack(service.compute("vectors", works.works)) - encode(model, TEXTS[:3])).max() < 1e-4
     else:
-        examples: list[Any] = {
-            "classification": [Text(id="", text=text) for text in TEXTS],
-            "tagging": [TaggedWords(id="", words=tuple(text.split())) for text in TEXTS if text],
-            "span": [Question(id=text, question="who ?", passage=text) for text in TEXTS if text],
-        }[use]
+        examples = examples_of(use)
         works, items = service.items(examples)
         wanted = Predictor.of(model, task_of_model(model)).predict(examples)
         assert service.predictor is not None
@@ -160,8 +157,13 @@ def served_by_the_graph(folder: Path, model: Model, use: str) -> None:
         assert found.values == wanted.values
 
 
-EVERY = ["bert", "roberta", "albert", "distilbert", "electra", "convbert", "transformer-xl", "xlnet", "deberta"]
-EVERY += ["deberta-v2", "deberta-v3", "modernbert"]
+def examples_of(use: str) -> list[Any]:
+    """Examples of a head, also of two texts and of nothing where the form takes them."""
+    return {
+        "classification": [Text(id="", text=text, pair=text[::-1]) for text in TEXTS],
+        "tagging": [TaggedWords(id="", words=tuple(text.split())) for text in TEXTS if text],
+        "span": [Question(id=text, question="who ?", passage=text) for text in TEXTS if text],
+    }[use]
 
 
 @settings(max_examples=20, deadline=None)
@@ -189,11 +191,7 @@ def test_what_is_traced_answers_as_prediction_does(family: str, use: Any) -> Non
     """The other tests compare a graph with what was traced; this one, what is traced with fine-tuning's own code."""
     model = small(f"{family}-tiny", use)
     predictor, graph = Predictor.of(model, task_of_model(model)), Graph(model, use)
-    examples = {
-        "classification": [Text(id="", text=text, pair=text[::-1]) for text in TEXTS],
-        "tagging": [TaggedWords(id="", words=tuple(text.split())) for text in TEXTS if text],
-        "span": [Question(id=text, question="who ?", passage=text) for text in TEXTS if text],
-    }[use]
+    examples = examples_of(use)
     items = predictor.form.items(examples)
     reader, wanted = TaskReader(check.own(graph), model, predictor.form), predictor.outputs(items)
     found = reader.outputs(items)

@@ -30,6 +30,7 @@ from encoderlab.tasks.runs.predict import Predictor, task_of_model  # noqa: E402
 from encoderlab.tasks.runs.trials import best_seed, silent  # noqa: E402
 from tests.deploy.test_serve import Asked, serving, unit  # noqa: E402
 from tests.tasks.runs.test_commands import reviews  # noqa: E402
+from tests.tasks.tiny import EVERY  # noqa: E402
 from tests.tasks.tiny import model as tiny  # noqa: E402
 from tests.train.test_distributed import small_corpus  # noqa: E402
 
@@ -123,8 +124,6 @@ CHECKS: dict[str, Callable[[Asked, Model], None]] = {
     "tagging": check_tags,
     "span": check_span,
 }
-EVERY = ["bert", "roberta", "albert", "distilbert", "electra", "convbert", "transformer-xl", "xlnet", "deberta"]
-EVERY += ["deberta-v2", "deberta-v3", "modernbert"]
 
 
 @pytest.mark.parametrize("use", CHECKS)

@@ -19,6 +19,9 @@ WORDS = (
     "paris lima sue ann bob runs eats sleeps big small good bad fine awful very and or it he she film . , ? of to"
 ).split()
 
+EVERY = ["bert", "roberta", "albert", "distilbert", "electra", "convbert", "transformer-xl", "xlnet", "deberta"]
+EVERY += ["deberta-v2", "deberta-v3", "modernbert"]
+
 
 def tokenizer(family: str = "bert", *, further: tuple[str, ...] = ()) -> Tokenizer:
     layout = special_tokens.FAMILIES[family].special_tokens

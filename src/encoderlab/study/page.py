@@ -13,7 +13,7 @@ from encoderlab.measure.strips import strip
 from encoderlab.pages.charts import Chart, Point, Series, chart, mean_curve
 from encoderlab.pages.template import render as fill
 from encoderlab.study.file import Finetune
-from encoderlab.study.results import LOWER, Results
+from encoderlab.study.results import LOWER, Results, at_edge
 from encoderlab.study.run import record
 from encoderlab.study.statistics import Comparison
 from encoderlab.train.units import duration
@@ -262,7 +262,7 @@ def _tuning(results: Results) -> dict[str, Any] | None:
                     (f"{value:g}: {'failed' if loss is None else f'{loss:.4f}'}", value == chosen)
                     for value, loss in tried
                 ],
-                "edge": chosen is not None and len(tried) > 1 and chosen in (min(tried)[0], max(tried)[0]),
+                "edge": at_edge(chosen, tried),
             }
         )
     note = f"{tune.field}: held-out loss of each trial at {tune.share:g} of the budget; the value in bold was taken."

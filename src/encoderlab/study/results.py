@@ -17,6 +17,12 @@ from encoderlab.train.evidence import is_number
 LOWER = ("loss", "bits per byte")  # is better
 
 
+def at_edge(chosen: float | None, tried: Sequence[tuple[float, float | None]]) -> bool:
+    """Whether the chosen value is the lowest or the highest of several that were tried, so a better one may exist."""
+    values = [value for value, _ in tried]
+    return chosen is not None and len(values) > 1 and chosen in (min(values), max(values))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Results:
     """The results of a study's cells; None for a cell without a result.
