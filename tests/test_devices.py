@@ -1,4 +1,5 @@
-"""On a GPU nothing is mixed with tensors of the CPU, and what comes back is the same: on a pretended one."""
+"""On a GPU nothing is mixed with tensors of the CPU, and what comes back is the same: on a pretended one, or a real one
+where there is one."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from tests.measure.test_bench import VOCABULARY, rows, tiny
 from tests.tasks.synthetic import data
 from tests.tasks.tiny import model
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")
+REAL = torch.cuda.is_available()
+EXACT = 1e-4 if REAL else 1e-5  # relative; a pretended one has the same arithmetic
 
 
 @torch.no_grad()
@@ -32,6 +34,7 @@ def losses(objective: Objective, device: str) -> dict[str, float]:
     return {name: float(term.sum) for name, term in terms.items()}
 
 
+@pytest.mark.skipif(REAL, reason="there is a real one")
 def test_the_pretended_device_refuses_what_cuda_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     with pretended.cuda(monkeypatch):
         there = torch.ones(3, device="cuda")
@@ -46,7 +49,7 @@ def test_training_losses(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     here = losses(objective, "cpu")
     with pretended.cuda(monkeypatch):
         there = losses(objective, "cuda")
-    assert there == pytest.approx(here, rel=1e-5)
+    assert there == pytest.approx(here, rel=EXACT)
 
 
 @pytest.mark.parametrize("name", ["single", "tagged", "question", "choice"])
@@ -78,4 +81,4 @@ def test_vectors_and_guesses(size: str, monkeypatch: pytest.MonkeyPatch) -> None
         network.to("cuda")
         there = [next(encode(network, lines, pooling=pooling)) for pooling in ("mean", "first", "last")]
         assert [guess.token for guess in fill_mask(network, masked)[0]] == [guess.token for guess in guesses[0]]
-    np.testing.assert_allclose(there, here, atol=1e-6)
+    np.testing.assert_allclose(there, here, atol=1e-5 if REAL else 1e-6)

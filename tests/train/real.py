@@ -124,6 +124,7 @@ def run(
     parallel: Literal["ddp", "fsdp"] = "ddp",
     micro_rows: int | None = None,
     compile: bool = False,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
     die_at: int | None = None,
     **options: Any,
 ) -> None:
@@ -142,7 +143,7 @@ def run(
         # An eps so that gradients of rounding size (key biases) stay small.
         optim=changes.pop("optim", replace(recipe.optim, lr=1e-3, eps=1e-4)),
         checkpoints=Checkpoints(minutes=None, steps=3),
-        execution=Execution(parallel=parallel, micro_rows=micro_rows, compile=compile),
+        execution=Execution(device=device, parallel=parallel, micro_rows=micro_rows, compile=compile),
         log_every=1,
         **changes,
     )

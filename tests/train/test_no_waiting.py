@@ -2,12 +2,14 @@
 
 On the ``meta`` device every read (``item``, ``bool``, ``nonzero``, a boolean mask as an index) raises, and so does what
 mixes in tensors of the host. Batches are made on the host and moved by the loop's own code. Steps are in single
-precision: autocast knows no ``meta``. What only a GPU waits for is refused by :class:`NoCopies`.
+precision: autocast knows no ``meta``. What only a GPU waits for is refused by :class:`NoCopies`. Where there is a GPU,
+the steps run there too, and torch raises an error where one waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from itertools import islice
@@ -45,7 +47,9 @@ from tests.tasks.synthetic import data
 from tests.tasks.tiny import model
 from tests.train.real import CASES, VOCABULARY, corpus
 
-META = World(0, 1, torch.device("meta"))
+WORLDS = {"meta": World(0, 1, torch.device("meta"))}
+if torch.cuda.is_available():
+    WORLDS["cuda"] = World(0, 1, torch.device("cuda", 0))
 
 
 class NoCopies(TorchFunctionMode):
@@ -95,16 +99,30 @@ def test_what_waits_is_refused(wait: Callable[[Tensor], object]) -> None:
         wait(x)
 
 
-def steps(objective: Objective, batches: Sequence[Batch], optim: Optim) -> Engine:
+@contextmanager
+def no_waiting(world: World) -> Iterator[None]:
+    if world.device.type == "meta":
+        with NoCopies():
+            yield
+        return
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def steps(objective: Objective, batches: Sequence[Batch], optim: Optim, world: World) -> Engine:
     """A step of every batch, as the loop makes it, in two micro-batches."""
     execution = Execution(micro_rows=-(-len(batches[0]) // 2))
-    engine = Engine(objective, Training(optim=optim, execution=execution), META)
+    engine = Engine(objective, Training(optim=optim, execution=execution), world)
     for number, batch in enumerate(batches):
         counts = engine.objective.counts(batch)
         assert all(counts.values())
-        with NoCopies():
+        with no_waiting(world):
             engine.step(batch, rows=len(batch), counts=counts, lr=1e-3, number=number)
-    assert engine.norm.is_meta and engine.optimizer.steps == len(batches) * objective.stages
+    assert engine.norm.device.type == world.device.type
+    assert engine.optimizer.steps == len(batches) * objective.stages
     return engine
 
 
@@ -156,8 +174,9 @@ PRETRAINING: dict[str, tuple[str, Callable[[Recipe], Objective]]] = {
 }
 
 
+@pytest.mark.parametrize("device", WORLDS)
 @pytest.mark.parametrize("case", PRETRAINING)
-def test_pretraining(case: str) -> None:
+def test_pretraining(case: str, device: str) -> None:
     name, make = PRETRAINING[case]
     recipe = recipes.recipe(name)
     objective = make(recipe)
@@ -166,7 +185,7 @@ def test_pretraining(case: str) -> None:
     framing = Framing(kind="xlnet" if case == "permutation" else "bert", cls=2, sep=3, eod=3)
     made = {"framing": framing, "seed": 3, "batch_rows": 8, "transform": lambda r: objective.make_batch(r, seed=3)}
     batches = list(islice(Loader(corpus(), form, 24, **made), 2 if case in rows else 1))
-    engine = steps(objective, batches, recipe.optim)
+    engine = steps(objective, batches, recipe.optim, WORLDS[device])
     assert isinstance(engine.optimizer.optim, Lamb) == (case == "albert")
     assert (engine.memory is not None) == (case in rows)  # the second batch went on where the first ended
 
@@ -194,12 +213,13 @@ def _taught(objective: TaskObjective) -> TaskObjective:
         ("pair", "convbert", _plain),
     ],
 )
-def test_finetuning(kind: str, family: str, change: Callable[[TaskObjective], TaskObjective]) -> None:
+@pytest.mark.parametrize("device", WORLDS)
+def test_finetuning(kind: str, family: str, change: Callable[[TaskObjective], TaskObjective], device: str) -> None:
     """Batches as fine-tuning's source gives them, several texts in a row."""
     task, splits = data(kind, train=24, **({"impossible": True} if kind == "question" else {}))
     start = model(f"{family}-tiny", dropout=0.1)
     form = form_of(completed(task, splits["train"]), start, FormSettings(max_length=48))
     objective = change(TaskObjective(with_head(start, form, seed=1)[0], form))
     items = form.items(splits["train"].examples, train=True)
-    source = ItemSource(items, batch=12, room=64, pad=0, mode="packed", seed=1, world=META)
-    steps(objective, [next(source)], AdamW())
+    source = ItemSource(items, batch=12, room=64, pad=0, mode="packed", seed=1, world=WORLDS[device])
+    steps(objective, [next(source)], AdamW(), WORLDS[device])

@@ -25,6 +25,7 @@ from encoderlab.nn.noise import ATTENTION_OUTPUT, FF_HIDDEN, FF_OUTPUT, Noise
 from encoderlab.nn.norms import Norm, norm_bias
 from encoderlab.nn.packed import Packed, PackedLinear, linear
 from encoderlab.nn.positions import DisentangledTerm, RelativeShift, Rotary, counted, places, rotations
+from encoderlab.nn.recording import Recordings
 from encoderlab.nn.scope import (
     Nearby,
     Scope,
@@ -212,6 +213,7 @@ class Encoder(nn.Module):
         self.distances = config.position.make_table(config)
         self.stem = Stem(config.stem_conv, config) if config.stem_conv else None
         self.norm = config.make_norm(config.width) if config.pre and config.norm != "pre_but_last" else None
+        self.recordings: Recordings | None = None  # on a GPU, of the layers in training
 
     def _make_blocks(self) -> list[Block]:
         config, sharing = self.config, self.config.sharing
@@ -318,8 +320,16 @@ class Encoder(nn.Module):
         )
         layers, kept = [x], []
         depth = self.depth if depth is None else depth
-        for i, scope_of_layer in enumerate(self._of_layers(scope, noise, range(depth), 0)):
-            output, keyed = self.block(i)(x, self._source(x, memory, i), scope_of_layer)
+        scopes = self._of_layers(scope, noise, range(depth), 0)
+        recorded = None
+        if self.recordings is not None and memory is None:
+            blocks = [self.block(i) for i in range(depth)]
+            recorded = self.recordings.of(x, blocks, scopes, chained=self.stem is None)
+        for i, scope_of_layer in enumerate(scopes):
+            if recorded is not None:
+                output, keyed = recorded(i, x), None
+            else:
+                output, keyed = self.block(i)(x, self._source(x, memory, i), scope_of_layer)
             if i == 0 and self.stem is not None:
                 output = self.stem(layers[0], output, doc, scope_of_layer.seeds)
             x = output

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import NoReturn
 
 import torch
@@ -21,6 +21,7 @@ from encoderlab.errors import Diverged, OutOfMemory, is_out_of_memory
 from encoderlab.nn import kernels
 from encoderlab.nn.encoder import Encoder
 from encoderlab.nn.noise import Noise
+from encoderlab.nn.recording import Recordings
 from encoderlab.objectives.base import Memory, Objective, Term
 from encoderlab.seeds import derive
 from encoderlab.train.checkpoint import AVERAGE
@@ -36,11 +37,28 @@ SCALE_GROWTH = 2000  # fp16: steps without overflow until the factor doubles
 MEMORY = "memory/"  # prefix for the memory of a layer among the carried tensors, in float32 whatever the precision
 
 
+def encoders(objective: Objective) -> list[Encoder]:
+    return [part for part in objective.modules() if isinstance(part, Encoder)]
+
+
 def compile_layers(objective: Objective) -> None:
     """Apply ``torch.compile`` to the layers only: one graph serves all of them, and other parts have varying shapes."""
-    for encoder in [part for part in objective.modules() if isinstance(part, Encoder)]:
+    for encoder in encoders(objective):
         for block in encoder.blocks:
             block.compile()
+
+
+def record_layers(objective: Objective, shapes: Collection[tuple[int, int]]) -> None:
+    """Let layers record themselves on a GPU for batches of these ``shapes``, see :class:`Recordings`."""
+    for encoder in encoders(objective):
+        encoder.recordings = Recordings(shapes)
+
+
+def replay_layers(objective: Objective) -> None:
+    """Let the next forward pass use recordings, if there are any; its backward pass must be the next one."""
+    for encoder in encoders(objective):
+        if encoder.recordings is not None:
+            encoder.recordings.ready = True
 
 
 class Engine:
@@ -57,6 +75,8 @@ class Engine:
         self.objective = objective.to(world.device).train()
         if recipe.execution.compile:
             compile_layers(objective)
+        elif recipe.execution.record and world.device.type == "cuda" and world.size == 1:
+            record_layers(objective, {(phase.rows, phase.length) for phase in recipe.phases})
         self.sharded = recipe.execution.parallel == "fsdp" and world.size > 1
         self.model = spread(objective, world, recipe.execution.parallel, recipe.exchange)
         self.optimizer = Optimizer(group_parameters(objective, recipe.optim), recipe.optim)
@@ -130,6 +150,8 @@ class Engine:
         assert piece.rows is not None
         noise = Noise(self.recipe.seed, number, piece.rows)
         memory = None if self.memory is None else tuple(layer[start:stop] for layer in self.memory)
+        if "continues" not in piece.labels:  # memory of a stream would be overwritten by the next replay
+            replay_layers(self.objective)
         mode, device = self.recipe.precision, self.world.device
         with synchronised(self.model, last), products(mode, device):
             with precision(mode, device):

@@ -5,6 +5,7 @@ has it (sdpa), fused AdamW, and labels at the masked places only.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from encoderlab.objectives.distill import Distill, DistillSettings
 from encoderlab.objectives.permutation import PermutationSettings
 from encoderlab.objectives.rtd import GENERATOR_SAMPLES, ReplacedTokenDetection, RTDSettings, uniform
 from encoderlab.objectives.vocabulary import Vocabulary
-from encoderlab.train.engine import compile_layers
+from encoderlab.train.engine import compile_layers, record_layers, replay_layers
 
 LR, SEED = 1e-4, 0
 
@@ -64,6 +65,10 @@ class Ours:
         if compile:
             compile_layers(self.objective)
 
+    def record(self, batches: Iterable[Batch]) -> None:
+        """Record the layers for these batches, as the training loop does on a GPU."""
+        record_layers(self.objective, {(len(batch), batch.ids.shape[1]) for batch in batches})
+
     def batches(self, rows: list[list[Row]]) -> list[Batch]:
         """A batch of each part of the rows.
 
@@ -80,6 +85,7 @@ class Ours:
 
     def loss(self, batch: Batch, step: int) -> Tensor:
         assert batch.rows is not None
+        replay_layers(self.objective)
         terms, _ = self.objective(batch, noise=Noise(SEED, step, batch.rows))
         return sum((t.sum * (t.weight / t.count) for t in terms.values()), torch.zeros(()))
 

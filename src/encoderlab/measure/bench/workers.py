@@ -130,6 +130,8 @@ class _Player:
         self.sizes = [batch.num_tokens for batch in made]
         del maker  # before the optimizer takes its memory
         contender = self.contender
+        if isinstance(contender, Ours) and self.device.type == "cuda" and not work.compile:
+            contender.record(self.batches)
         network = contender.objective if isinstance(contender, Ours) else contender.networks
         network.to(self.device)
         self.optimizer = torch.optim.AdamW(contender.parameters, lr=LR, fused=True)

@@ -98,28 +98,33 @@ def linear_cross_entropy(x, weight, bias, labels, uniforms, gradients, z_loss=0.
     _, _, sampled, dx, dweight, dbias = functions.linear_cross_entropy_shapes(
         x, weight, bias, labels, uniforms, gradients
     )
-    stride = -classes % 64 + classes  # products and kernels are faster where rows begin at multiples of 128 bytes
+    stride = -classes % 64 + classes  # products and kernels are faster with whole vectors of 128 bytes
+    wide = F.pad(weight, (0, 0, 0, stride - classes))
     padded = None if bias is None else F.pad(bias.float(), (0, stride - classes))
     size = max(64, LOGITS // stride // 64 * 64)
     memory = x.new_empty(min(size, rows), stride)
     block = min(BLOCK, triton.next_power_of_2(stride))
+    if gradients:
+        dweight = torch.empty_like(wide)
     for start in range(0, rows, size):
         part = slice(start, min(start + size, rows))
-        logits = memory[: part.stop - part.start, :classes]
-        torch.mm(x[part], weight.T, out=logits)
+        logits = memory[: part.stop - part.start]
+        torch.mm(x[part], wide.T, out=logits)
         cross_entropy_kernel[(len(logits),)](
             logits, padded, labels[part], losses[part], hits[part], None if uniforms is None else uniforms[part],
             sampled[part], stride, classes, z_loss, GRADIENTS=gradients, BLOCK=block, num_warps=max(1, block // 512),
         )  # fmt: skip
         if gradients:
-            torch.mm(logits, weight, out=dx[part])
+            torch.mm(logits, wide, out=dx[part])
             if start == 0:
                 torch.mm(logits.T, x[part], out=dweight)
             else:
                 dweight.addmm_(logits.T, x[part])
             if bias is not None:
-                dbias_chunk = logits.sum(0, dtype=torch.float32)
+                dbias_chunk = logits.sum(0, dtype=torch.float32)[:classes]
                 dbias = dbias_chunk if start == 0 else dbias + dbias_chunk
+    if gradients:
+        dweight = dweight[:classes]
     return losses.sum(), hits.sum(), sampled, dx, dweight, dbias
 
 

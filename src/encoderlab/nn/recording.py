@@ -1,0 +1,220 @@
+"""Record the kernels of an encoder's layers once, as CUDA graphs, and replay them for every batch of that shape.
+
+A layer launches about forty kernels in training. Each launch costs the processor tens of microseconds, more than a
+small layer's kernel costs a GPU: of a step of 12 layers x 256 a GPU waited for two thirds. A replay is one launch.
+Embeddings, heads and losses, whose shapes change with the number of masked tokens, are launched as usual.
+
+A recording belongs to one shape of batch. It keeps inputs, activations and gradients at fixed addresses. So a forward
+pass must be followed by its backward pass, and gradients must be used before the next one.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+if TYPE_CHECKING:
+    from encoderlab.nn.encoder import Block
+    from encoderlab.nn.scope import Scope
+
+WARM = 2  # passes before recording, in which kernels are compiled and loaded
+
+
+class Recordings:
+    """The recorded layers of one encoder.
+
+    Args:
+        shapes: (rows, length) of the batches whose layers are recorded; others run as usual. Nothing else decides, so
+            a resumed run computes the same bits.
+    """
+
+    def __init__(self, shapes: Collection[tuple[int, int]]) -> None:
+        self.shapes = frozenset(shapes)
+        self.ready = False  # set before a forward pass whose backward pass comes before the next forward pass
+        self._recorded: dict[Any, Recorded] = {}
+
+    def of(self, x: Tensor, blocks: Sequence[Block], scopes: Sequence[Scope], *, chained: bool) -> Recorded | None:
+        """The recording of ``blocks`` for states x (B, L, D), for one forward and backward pass; None where this pass
+        runs as usual. ``chained``: each layer reads what the layer before it has written.
+        """
+        fits = tuple(x.shape[:2]) in self.shapes and not any(scope.keep_keyed for scope in scopes)
+        if not (blocks and fits and self.ready and x.requires_grad and torch.is_grad_enabled()):
+            return None
+        self.ready = False
+        layers = [
+            Layer(block, *apart(replace(scope, nearby=None))) for block, scope in zip(blocks, scopes, strict=True)
+        ]
+        device = x.device.type
+        autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        key = (tuple(x.shape), x.dtype, autocast, tuple(layer.key() for layer in layers))
+        if key not in self._recorded:
+            self._recorded[key] = Recorded(x, layers, autocast, chained=chained)
+        self._recorded[key].read([layer.tensors for layer in layers])
+        return self._recorded[key]
+
+
+class Layer(NamedTuple):
+    """A layer to record: its block, and its scope taken :func:`apart`."""
+
+    block: Block
+    tensors: dict[str, Tensor]
+    rest: Any
+
+    def key(self) -> Any:
+        """What a recording depends on, besides the numbers in the tensors."""
+        shapes = ((name, x.shape, x.dtype, x.requires_grad) for name, x in self.tensors.items())
+        return id(self.block), repr(self.rest), tuple(shapes)
+
+
+class Recorded:
+    """Layers recorded for states of the shape of x (B, L, D)."""
+
+    def __init__(self, x: Tensor, layers: Sequence[Layer], autocast: torch.dtype | None, *, chained: bool) -> None:
+        shared = {id(t): t.clone() for layer in layers for t in layer.tensors.values() if not t.requires_grad}
+        self.fixed = [
+            {name: shared[id(t)] for name, t in layer.tensors.items() if not t.requires_grad} for layer in layers
+        ]
+        self.replays: list[Replay] = []
+        states = x
+        for layer, fixed in zip(layers, self.fixed, strict=True):
+            replay = Replay(layer, leaf(states), fixed, autocast)
+            states = replay.warm()
+            self.replays.append(replay)
+        following = [*self.replays[1:], None] if chained else [None] * len(self.replays)
+        pairs = list(zip(self.replays, following, strict=True))
+        gc.collect()
+        torch.cuda.synchronize()
+        pool = torch.cuda.graph_pool_handle()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            # In the order in which they will run, because they share memory.
+            for replay, after in pairs:
+                replay.record_forward(pool, after)
+            for replay, after in reversed(pairs):
+                replay.record_backward(pool, after)
+        torch.cuda.synchronize()
+
+    def read(self, tensors: Sequence[Mapping[str, Tensor]]) -> None:
+        """Copy the tensors without gradient to where the recording reads them."""
+        copies = {
+            id(place): (place, given[name])
+            for given, fixed in zip(tensors, self.fixed, strict=True)
+            for name, place in fixed.items()
+        }
+        torch._foreach_copy_([place for place, _ in copies.values()], [given for _, given in copies.values()])
+        self.others = [[x for x in given.values() if x.requires_grad] for given in tensors]
+
+    def __call__(self, index: int, x: Tensor) -> Tensor:
+        """The output of layer ``index`` (from 0) for states x (B, L, D)."""
+        replay = self.replays[index]
+        out: Tensor = Replayed.apply(replay, x, *self.others[index], *replay.parameters)
+        return out
+
+
+class Replay:
+    """The two graphs of one layer, and the memory that they read and write.
+
+    ``inputs`` have gradients: the states, tensors of the scope, and the block's parameters, in this order.
+    """
+
+    def __init__(self, layer: Layer, x: Tensor, fixed: Mapping[str, Tensor], autocast: torch.dtype | None) -> None:
+        self.layer, self.x, self.autocast = layer, x, autocast
+        self.tensors = {name: fixed[name] if name in fixed else leaf(t) for name, t in layer.tensors.items()}
+        self.parameters = [p for p in layer.block.parameters() if p.requires_grad]
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        return [self.x, *(t for t in self.tensors.values() if t.requires_grad), *self.parameters]
+
+    def run(self) -> Tensor:
+        scope = together(self.layer.rest, self.tensors)
+        device = self.x.device.type
+        # Without a cache, whose casts would belong to another recording.
+        with torch.autocast(device, dtype=self.autocast, enabled=self.autocast is not None, cache_enabled=False):
+            out: Tensor = self.layer.block(self.x, self.x, scope)[0]
+        return out
+
+    def warm(self) -> Tensor:
+        """The output of a pass that is not recorded."""
+        for _ in range(WARM):
+            out = self.run()
+            torch.autograd.grad(out, self.inputs, torch.zeros_like(out), allow_unused=True)
+        return out.detach()
+
+    def record_forward(self, pool: Any, following: Replay | None) -> None:
+        self.forward = torch.cuda.CUDAGraph()
+        self.forward.capture_begin(pool=pool, capture_error_mode="thread_local")  # other threads prepare batches
+        out = self.run()
+        self.forward.capture_end()
+        self.tail, self.out = out, out.detach()
+        if following is not None:
+            following.x = leaf(out, copy=False)  # so that nothing is copied between layers
+
+    def record_backward(self, pool: Any, following: Replay | None) -> None:
+        self.grad = torch.empty_like(self.out) if following is None else following.grads[0]
+        assert self.grad is not None
+        self.backward = torch.cuda.CUDAGraph()
+        self.backward.capture_begin(pool=pool, capture_error_mode="thread_local")
+        self.grads = torch.autograd.grad(self.tail, self.inputs, self.grad, allow_unused=True)
+        self.backward.capture_end()
+        del self.tail
+
+
+class Replayed(Function):
+    """A recorded layer in autograd. Copies what is not yet where the recording reads it."""
+
+    @staticmethod
+    def forward(ctx: Any, replay: Replay, *inputs: Tensor) -> Tensor:
+        ctx.replay = replay
+        for place, given in zip(replay.inputs, inputs, strict=True):
+            put(place.detach(), given)
+        replay.forward.replay()
+        return replay.out.detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        put(ctx.replay.grad, grad)
+        ctx.replay.backward.replay()
+        return None, *(None if g is None else g.detach() for g in ctx.replay.grads)
+
+
+def put(place: Tensor, given: Tensor) -> None:
+    if place.data_ptr() != given.data_ptr():
+        place.copy_(given)
+
+
+def leaf(x: Tensor, *, copy: bool = True) -> Tensor:
+    """x as a tensor that collects gradients."""
+    return (x.detach().clone() if copy else x.detach()).requires_grad_()
+
+
+def apart(part: Any, prefix: str = "") -> tuple[dict[str, Tensor], Any]:
+    """A dataclass as its tensors by name, and the same dataclass without them; nested ones too."""
+    tensors, rest = {}, {}
+    for field in fields(part):
+        name, value = prefix + field.name, getattr(part, field.name)
+        if isinstance(value, Tensor):
+            tensors[name], rest[field.name] = value, None
+        elif is_dataclass(value):
+            inner, rest[field.name] = apart(value, f"{name}.")
+            tensors |= inner
+    return tensors, replace(part, **rest)
+
+
+def together(rest: Any, tensors: Mapping[str, Tensor], prefix: str = "") -> Any:
+    """The inverse of :func:`apart`."""
+    values = {}
+    for field in fields(rest):
+        name, value = prefix + field.name, getattr(rest, field.name)
+        if name in tensors:
+            values[field.name] = tensors[name]
+        elif is_dataclass(value):
+            values[field.name] = together(value, tensors, f"{name}.")
+    return replace(rest, **values)

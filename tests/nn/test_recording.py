@@ -1,0 +1,147 @@
+"""Recorded layers compute what layers compute as usual. Without a GPU, a graph is imitated: a replay computes the
+recorded calls again, from and into the same memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from encoderlab.nn import recording
+from encoderlab.nn.architecture import Sharing
+from encoderlab.nn.encoder import Encoder
+from encoderlab.nn.noise import Noise
+from encoderlab.nn.positions import Disentangled, RelativeShift, Rotary, Shaw
+from encoderlab.nn.recording import Recordings, Replay
+from encoderlab.nn.scope import Local
+from encoderlab.nn.spanconv import SpanDynamic
+from encoderlab.nn.stem import StemConvolution
+from tests.nn.test_product import BASE, make
+from tests.nn.twins import DEVICE
+
+B, L = 3, 17
+SMALL = replace(BASE, layers=3, heads=2, dropout=0.3, attention_dropout=0.2, ff_dropout=0.1)
+ENCODERS = {
+    "bert": SMALL,
+    "albert": replace(SMALL, sharing=Sharing()),
+    "convbert": replace(SMALL, conv=SpanDynamic(kernel=3)),
+    "transformer-xl": replace(SMALL, position=RelativeShift(shared_biases=True), causal=True),
+    "xlnet": replace(SMALL, position=RelativeShift(segments=True)),
+    "deberta": replace(SMALL, position=Disentangled(span=16, buckets=8, norm=True), attention_biases="query_value"),
+    "deberta with stem": replace(SMALL, position=Disentangled(span=16), stem_conv=StemConvolution()),
+    "shaw": replace(SMALL, position=Shaw(span=4), causal=True),
+    "modernbert": replace(SMALL, position=Rotary(theta=100.0), local=Local(reach=3, theta=10.0), norm="pre"),
+}
+
+
+class Imitated:
+    """A graph whose replay computes the recorded call again; the memory of its results is overwritten."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self.call = call
+
+    def replay(self) -> None:
+        self.call()
+
+
+class ImitatedReplay(Replay):
+    """Records no kernels: forward and backward are calls into fixed memory."""
+
+    def record_forward(self, pool: Any, following: Replay | None) -> None:
+        self.out = self.run().detach()
+        if following is not None:
+            following.x = recording.leaf(self.out, copy=False)
+
+        def again() -> None:
+            with torch.enable_grad():
+                self.tail = self.run()
+            self.out.copy_(self.tail.detach())
+
+        self.forward = Imitated(again)  # type: ignore[assignment]
+
+    def record_backward(self, pool: Any, following: Replay | None) -> None:
+        self.grad = torch.empty_like(self.out) if following is None else following.grads[0]
+        self.grads = torch.autograd.grad(self.run(), self.inputs, torch.ones_like(self.out), allow_unused=True)
+
+        def again() -> None:
+            grads = torch.autograd.grad(self.tail, self.inputs, self.grad, allow_unused=True)
+            for place, grad in zip(self.grads, grads, strict=True):
+                if place is not None:
+                    place.copy_(grad)
+
+        self.backward = Imitated(again)  # type: ignore[assignment]
+
+
+@pytest.fixture(autouse=True)
+def imitated(monkeypatch: pytest.MonkeyPatch) -> None:
+    if torch.cuda.is_available():
+        return
+    monkeypatch.setattr(recording, "Replay", ImitatedReplay)
+    for name in ("synchronize", "graph_pool_handle", "Stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+
+
+def batch(seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    ids, segments = (torch.randint(0, top, (B, L), generator=generator).to(DEVICE) for top in (50, 2))
+    doc = torch.zeros(B, L, dtype=torch.int32, device=DEVICE)
+    doc[1, 5:] = 1
+    doc[2, 10 + seed :] = -1
+    return {"ids": ids, "segments": segments, "doc": doc}
+
+
+def step(encoder: Encoder, number: int) -> list[Tensor]:
+    """The last states of a batch, and all gradients, of the last states and of a middle layer."""
+    inputs = batch(number)
+    real = inputs["doc"] >= 0
+    states = encoder(**inputs, noise=Noise(3, number, torch.arange(B, device=DEVICE)))
+    (states.last[real].square().sum() + states.layers[1][real].pow(3).sum()).backward()
+    found = [states.last[real].detach().clone(), *(p.grad.clone() for p in encoder.parameters() if p.grad is not None)]
+    for parameter in encoder.parameters():
+        parameter.grad = None
+    return found
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_steps(name: str) -> None:
+    torch.manual_seed(0)
+    usual = make(ENCODERS[name]).train().to(DEVICE)
+    replayed = deepcopy(usual)
+    replayed.recordings = Recordings({(B, L)})
+    for number in range(3):  # the second and third batch replay what the first has recorded
+        replayed.recordings.ready = True
+        for got, want in zip(step(replayed, number), step(usual, number), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5 * max(1.0, float(want.abs().max())))
+        assert not replayed.recordings.ready and len(replayed.recordings._recorded) == 1
+        with torch.no_grad():  # weights change in place
+            for one, other in zip(usual.parameters(), replayed.parameters(), strict=True):
+                one.mul_(0.9)
+                other.mul_(0.9)
+
+
+def test_other_passes_run_as_usual() -> None:
+    """Another shape, no gradient, and a second pass before the backward pass."""
+    encoder = make(SMALL).train().to(DEVICE)
+    encoder.recordings = Recordings({(B, L + 1)})
+    encoder.recordings.ready = True
+    step(encoder, 0)
+    assert not encoder.recordings._recorded
+    encoder.recordings = Recordings({(B, L)})
+    with torch.no_grad():
+        encoder.recordings.ready = True
+        encoder(**batch(0))
+    assert not encoder.recordings._recorded
+    noise = Noise(3, 0, torch.arange(B, device=DEVICE))
+    first = encoder(**batch(0), noise=noise).last
+    kept = first.detach().clone()
+    second = encoder(**batch(1), noise=noise).last  # not ready: it must leave the first one's states alone
+    assert len(encoder.recordings._recorded) == 1
+    torch.testing.assert_close(first, kept, rtol=0, atol=0)
+    (first.sum() + second.sum()).backward()
