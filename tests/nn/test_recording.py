@@ -54,23 +54,24 @@ class ImitatedReplay(Replay):
     """Records no kernels: forward and backward are calls into fixed memory."""
 
     def record_forward(self, pool: Any, following: Replay | None) -> None:
-        self.out = self.run().detach()
-        if following is not None:
-            following.x = recording.leaf(self.out, copy=False)
+        self.tails = self.run()
+        self.keep(following)
 
         def again() -> None:
             with torch.enable_grad():
-                self.tail = self.run()
-            self.out.copy_(self.tail.detach())
+                self.tails = self.run()
+            for place, out in zip(self.outs, self.tails, strict=True):
+                place.copy_(out.detach())
 
         self.forward = Imitated(again)  # type: ignore[assignment]
 
     def record_backward(self, pool: Any, following: Replay | None) -> None:
-        self.grad = torch.empty_like(self.out) if following is None else following.grads[0]
-        self.grads = torch.autograd.grad(self.run(), self.inputs, torch.ones_like(self.out), allow_unused=True)
+        self.make_slopes(following)
+        slopes = [torch.ones_like(out) for out in self.outs]
+        self.grads = torch.autograd.grad(self.tails, self.inputs, slopes, allow_unused=True)
 
         def again() -> None:
-            grads = torch.autograd.grad(self.tail, self.inputs, self.grad, allow_unused=True)
+            grads = torch.autograd.grad(self.tails, self.inputs, self.slopes, allow_unused=True)
             for place, grad in zip(self.grads, grads, strict=True):
                 if place is not None:
                     place.copy_(grad)
@@ -101,8 +102,14 @@ def step(encoder: Encoder, number: int) -> list[Tensor]:
     """The last states of a batch, and all gradients, of the last states and of a middle layer."""
     inputs = batch(number)
     real = inputs["doc"] >= 0
-    states = encoder(**inputs, noise=Noise(3, number, torch.arange(B, device=DEVICE)))
-    (states.last[real].square().sum() + states.layers[1][real].pow(3).sum()).backward()
+    noise, two = Noise(3, number, torch.arange(B, device=DEVICE)), encoder.config.conv_branch is None
+    states = encoder(**inputs, noise=noise, keep_keyed=two)
+    loss = states.last[real].square().sum() + states.layers[1][real].pow(3).sum()
+    if two:  # a query stream, whose layers are not recorded, reads the keys and values of the recorded ones
+        at = torch.arange(3, device=DEVICE).expand(B, -1)
+        queries = states.layers[0][:, :3]
+        loss = loss + encoder.query_stream(states, queries, at, layers=range(encoder.depth), noise=noise).sum()
+    loss.backward()
     found = [states.last[real].detach().clone(), *(p.grad.clone() for p in encoder.parameters() if p.grad is not None)]
     for parameter in encoder.parameters():
         parameter.grad = None

@@ -327,7 +327,7 @@ class Encoder(nn.Module):
             recorded = self.recordings.of(x, blocks, scopes, chained=self.stem is None)
         for i, scope_of_layer in enumerate(scopes):
             if recorded is not None:
-                output, keyed = recorded(i, x), None
+                output, keyed = recorded(i, x)
             else:
                 output, keyed = self.block(i)(x, self._source(x, memory, i), scope_of_layer)
             if i == 0 and self.stem is not None:

@@ -16,9 +16,11 @@ from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
+
+from encoderlab.nn.attention import Keyed
 
 if TYPE_CHECKING:
     from encoderlab.nn.encoder import Block
@@ -44,7 +46,7 @@ class Recordings:
         """The recording of ``blocks`` for states x (B, L, D), for one forward and backward pass; None where this pass
         runs as usual. ``chained``: each layer reads what the layer before it has written.
         """
-        fits = tuple(x.shape[:2]) in self.shapes and not any(scope.keep_keyed for scope in scopes)
+        fits = tuple(x.shape[:2]) in self.shapes
         if not (blocks and fits and self.ready and x.requires_grad and torch.is_grad_enabled()):
             return None
         self.ready = False
@@ -110,11 +112,11 @@ class Recorded:
         torch._foreach_copy_([place for place, _ in copies.values()], [given for _, given in copies.values()])
         self.others = [[x for x in given.values() if x.requires_grad] for given in tensors]
 
-    def __call__(self, index: int, x: Tensor) -> Tensor:
-        """The output of layer ``index`` (from 0) for states x (B, L, D)."""
+    def __call__(self, index: int, x: Tensor) -> tuple[Tensor, Keyed | None]:
+        """Layer ``index`` (from 0) for states x (B, L, D), as a :class:`Block` returns it."""
         replay = self.replays[index]
-        out: Tensor = Replayed.apply(replay, x, *self.others[index], *replay.parameters)
-        return out
+        out, *keyed = Replayed.apply(replay, x, *self.others[index], *replay.parameters)
+        return out, Keyed(*keyed) if keyed else None
 
 
 class Replay:
@@ -125,6 +127,7 @@ class Replay:
 
     def __init__(self, layer: Layer, x: Tensor, fixed: Mapping[str, Tensor], autocast: torch.dtype | None) -> None:
         self.layer, self.x, self.autocast = layer, x, autocast
+        self.grads: Sequence[Tensor | None] = ()
         self.tensors = {name: fixed[name] if name in fixed else leaf(t) for name, t in layer.tensors.items()}
         self.parameters = [p for p in layer.block.parameters() if p.requires_grad]
 
@@ -132,57 +135,69 @@ class Replay:
     def inputs(self) -> list[Tensor]:
         return [self.x, *(t for t in self.tensors.values() if t.requires_grad), *self.parameters]
 
-    def run(self) -> Tensor:
+    def run(self) -> tuple[Tensor, ...]:
+        """The layer's output, and its keys and values if the scope keeps them."""
         scope = together(self.layer.rest, self.tensors)
         device = self.x.device.type
         # Without a cache, whose casts would belong to another recording.
         with torch.autocast(device, dtype=self.autocast, enabled=self.autocast is not None, cache_enabled=False):
-            out: Tensor = self.layer.block(self.x, self.x, scope)[0]
-        return out
+            out, keyed = self.layer.block(self.x, self.x, scope)
+        return (out,) if keyed is None else (out, *keyed)
 
     def warm(self) -> Tensor:
         """The output of a pass that is not recorded."""
         for _ in range(WARM):
-            out = self.run()
-            torch.autograd.grad(out, self.inputs, torch.zeros_like(out), allow_unused=True)
-        return out.detach()
+            outs = self.run()
+            torch.autograd.grad(outs, self.inputs, [torch.zeros_like(out) for out in outs], allow_unused=True)
+        return outs[0].detach()
 
     def record_forward(self, pool: Any, following: Replay | None) -> None:
+        """Record the forward pass; ``following`` reads its output where it lies."""
         self.forward = torch.cuda.CUDAGraph()
         self.forward.capture_begin(pool=pool, capture_error_mode="thread_local")  # other threads prepare batches
-        out = self.run()
+        self.tails = self.run()
         self.forward.capture_end()
-        self.tail, self.out = out, out.detach()
+        self.keep(following)
+
+    def keep(self, following: Replay | None) -> None:
+        self.outs = tuple(out.detach() for out in self.tails)
         if following is not None:
-            following.x = leaf(out, copy=False)  # so that nothing is copied between layers
+            following.x = self.outs[0].detach().requires_grad_()
 
     def record_backward(self, pool: Any, following: Replay | None) -> None:
-        self.grad = torch.empty_like(self.out) if following is None else following.grads[0]
-        assert self.grad is not None
+        """Record the backward pass, which reads the gradient of its output where ``following`` leaves it."""
+        self.make_slopes(following)
         self.backward = torch.cuda.CUDAGraph()
         self.backward.capture_begin(pool=pool, capture_error_mode="thread_local")
-        self.grads = torch.autograd.grad(self.tail, self.inputs, self.grad, allow_unused=True)
+        self.grads = torch.autograd.grad(self.tails, self.inputs, self.slopes, allow_unused=True)
         self.backward.capture_end()
-        del self.tail
+        del self.tails
+
+    def make_slopes(self, following: Replay | None) -> None:
+        self.slopes = [torch.empty_like(out) for out in self.outs]
+        if following is not None:
+            assert following.grads[0] is not None
+            self.slopes[0] = following.grads[0]
 
 
 class Replayed(Function):
     """A recorded layer in autograd. Copies what is not yet where the recording reads it."""
 
     @staticmethod
-    def forward(ctx: Any, replay: Replay, *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, replay: Replay, *inputs: Tensor) -> tuple[Tensor, ...]:
         ctx.replay = replay
         for place, given in zip(replay.inputs, inputs, strict=True):
             put(place.detach(), given)
         replay.forward.replay()
-        return replay.out.detach()
+        return tuple(out.detach() for out in replay.outs)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        put(ctx.replay.grad, grad)
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+        for place, given in zip(ctx.replay.slopes, slopes, strict=True):
+            put(place, given)
         ctx.replay.backward.replay()
-        return None, *(None if g is None else g.detach() for g in ctx.replay.grads)
+        return None, *(None if grad is None else grad.detach() for grad in ctx.replay.grads)
 
 
 def put(place: Tensor, given: Tensor) -> None:
@@ -190,14 +205,15 @@ def put(place: Tensor, given: Tensor) -> None:
         place.copy_(given)
 
 
-def leaf(x: Tensor, *, copy: bool = True) -> Tensor:
-    """x as a tensor that collects gradients."""
-    return (x.detach().clone() if copy else x.detach()).requires_grad_()
+def leaf(x: Tensor) -> Tensor:
+    """A copy of x that collects gradients."""
+    return x.detach().clone().requires_grad_()
 
 
 def apart(part: Any, prefix: str = "") -> tuple[dict[str, Tensor], Any]:
     """A dataclass as its tensors by name, and the same dataclass without them; nested ones too."""
-    tensors, rest = {}, {}
+    tensors: dict[str, Tensor] = {}
+    rest: dict[str, Any] = {}
     for field in fields(part):
         name, value = prefix + field.name, getattr(part, field.name)
         if isinstance(value, Tensor):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -59,48 +58,104 @@ def run(case: Case, corpus: Path, setting: TrainSetting, against: str | None) ->
     time, and the share of a step in which one runs), and the difference of the losses after 20 steps from equal weights
     without dropout.
     """
-    others = [] if against is None else [against, f"{against} {COMPILED}"] if setting.compile else [against]
-    case = _adapted(case, setting)
-    vocabulary, rows = real_rows(case, corpus, setting)
-    position = case.model.encoder.position
-    if isinstance(position, Absolute) and position.offset:  # RoBERTa's positions, from the padding id on
-        case = replace(case, model=resized(case.model, position=replace(position, offset=vocabulary.pad + 1)))
-    with ExitStack() as stack:
-        workers = {name: _start(stack, name, case, vocabulary, rows, setting) for name in ("ours", *others)}
-        took = _time(workers, setting, len(rows))
-        working = {name: worker for name, worker in workers.items() if name not in took.failed}
-        parts = {name: worker.call("profile") for name, worker in working.items()}
-        memory = {name: worker.call("memory") for name, worker in working.items()}
-        device = workers["ours"].call("device")
-    result: dict[str, Any] = {
-        "case": case.name,
-        "device": device,
-        "precision": setting.precision,
-        "compile": setting.compile,
-        "rows": setting.rows,
-        "length": setting.length,
-        "threads": setting.threads,
-        "tokens_per_second": {name: statistics.median(took.speed[name]) for name in working},
-        "memory": memory,
-        "parts": {name: shares(seconds) for name, seconds in parts.items()},
-        "padding": padded_share(rows),
-        **took.against_peak(operations_per_token(case, rows, setting)),
-    }
-    if torch.cuda.is_available():
-        busy = {
-            name: sum(of_parts.values()) / statistics.median(took.seconds[name]) for name, of_parts in parts.items()
-        }
-        result["busy"] = busy
-    for name, key in zip(others, ("ratio", "ratio_compiled"), strict=False):
-        if name in working:
-            ratios = [ours / theirs for ours, theirs in zip(took.speed["ours"], took.speed[name], strict=True)]
-            result[key] = {setting.precision: statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
-    if against in working:
-        result["memory_ratio"] = memory["ours"] / max(memory[against], 1)
-        result["loss_difference"] = loss_difference(case, vocabulary, rows, setting, against)
-    if took.failed:
-        result["failed"] = took.failed
+    with Contest(case, corpus, setting, against) as contest:
+        result = contest.measured()
+    if against is not None and against not in result.get("failed", ()):
+        made = contest.case, contest.vocabulary, contest.rows, setting, against
+        result["loss_difference"] = loss_difference(*made)
     return result
+
+
+class Contest:
+    """The contenders of one comparison, each in its process, after a turn that is not counted."""
+
+    def __init__(self, case: Case, corpus: Path, setting: TrainSetting, against: str | None) -> None:
+        others = [] if against is None else [against, f"{against} {COMPILED}"] if setting.compile else [against]
+        case = _adapted(case, setting)
+        self.vocabulary, self.rows = real_rows(case, corpus, setting)
+        position = case.model.encoder.position
+        if isinstance(position, Absolute) and position.offset:  # RoBERTa's positions, from the padding id on
+            moved = replace(position, offset=self.vocabulary.pad + 1)
+            case = replace(case, model=resized(case.model, position=moved))
+        self.case, self.setting, self.others = case, setting, others
+        self.failed: dict[str, str] = {}
+        self.stack = ExitStack()
+        try:
+            start = (case, self.vocabulary, self.rows, setting)
+            self.workers = {name: _start(self.stack, name, *start) for name in ("ours", *others)}
+            for name in self.workers:
+                self._steps(name, 1, first=True)
+        except BaseException:
+            self.stack.close()
+            raise
+
+    def __enter__(self) -> Contest:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stack.close()
+
+    def measured(self, *, parts: bool = True) -> dict[str, Any]:
+        """The numbers of :func:`run`, without the difference of the losses; ``parts``: with the time by part."""
+        setting, took = self.setting, self._turns()
+        working = {name: worker for name, worker in self.workers.items() if name not in self.failed}
+        by_part = {name: worker.call("profile") for name, worker in working.items()} if parts else {}
+        memory = {name: worker.call("memory") for name, worker in working.items()}
+        result: dict[str, Any] = {
+            "case": self.case.name,
+            "device": self.workers["ours"].call("device"),
+            "precision": setting.precision,
+            "compile": setting.compile,
+            "rows": setting.rows,
+            "length": setting.length,
+            "threads": setting.threads,
+            "tokens_per_second": {name: statistics.median(took.speed[name]) for name in working},
+            "memory": memory,
+            "parts": {name: shares(seconds) for name, seconds in by_part.items()},
+            "padding": padded_share(self.rows),
+            **took.against_peak(operations_per_token(self.case, self.rows, setting)),
+        }
+        if torch.cuda.is_available():
+            result["busy"] = {
+                name: sum(of_parts.values()) / statistics.median(took.seconds[name])
+                for name, of_parts in by_part.items()
+            }
+        for name, key in zip(self.others, ("ratio", "ratio_compiled"), strict=False):
+            if name in working:
+                ratios = [ours / theirs for ours, theirs in zip(took.speed["ours"], took.speed[name], strict=True)]
+                result[key] = {setting.precision: statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
+        if self.others and self.others[0] in working:
+            result["memory_ratio"] = memory["ours"] / max(memory[self.others[0]], 1)
+        if self.failed:
+            result["failed"] = self.failed
+        return result
+
+    def _turns(self) -> _Timing:
+        """Let the contenders train in turns."""
+        took = _Timing(speed={name: [] for name in self.workers}, seconds={name: [] for name in self.workers}, peaks=[])
+        for _ in range(self.setting.turns):
+            for name in self.workers:
+                if (found := self._steps(name, self.setting.steps)) is not None:
+                    seconds, tokens = found
+                    took.speed[name].append(tokens / seconds)
+                    took.seconds[name].append(seconds / self.setting.steps)
+            took.peaks.append(self.workers["ours"].call("peak"))
+        return took
+
+    def _steps(self, name: str, count: int, *, first: bool = False) -> tuple[float, float] | None:
+        """Seconds and tokens of ``count`` steps of a contender; None if it has failed. Ours must not fail."""
+        if name in self.failed:
+            return None
+        before = warming(len(self.rows), first=first, gpu=torch.cuda.is_available(), compiled=name.endswith(COMPILED))
+        try:
+            seconds, tokens, _ = self.workers[name].call("steps", count, before)
+        except EncoderlabError as error:
+            if name == "ours":
+                raise
+            self.failed[name] = str(error)
+            self.workers[name].close()  # which gives its memory back
+            return None
+        return seconds, tokens
 
 
 def _adapted(case: Case, setting: TrainSetting) -> Case:
@@ -121,13 +176,11 @@ class _Timing:
         speed: tokens per second by contender.
         seconds: of a step, by contender.
         peaks: operations per second of matrix products, the best and the sustained, in each turn.
-        failed: the error of each contender that dropped out.
     """
 
     speed: dict[str, list[float]]
     seconds: dict[str, list[float]]
     peaks: list[tuple[float, float]]
-    failed: dict[str, str]
 
     def against_peak(self, work: float) -> dict[str, float]:
         """The rates of products in operations per second, and ours as a share of them; a token costs ``work``."""
@@ -139,29 +192,6 @@ class _Timing:
             "peak_share": speed * work / peak,
             "sustained_share": statistics.median(tokens * work / rate for tokens, (_, rate) in beside),
         }
-
-
-def _time(workers: Mapping[str, Worker], setting: TrainSetting, batches: int) -> _Timing:
-    """Let the contenders train in turns. A contender that fails is dropped, except ours, whose error is raised."""
-    took = _Timing(speed={name: [] for name in workers}, seconds={name: [] for name in workers}, peaks=[], failed={})
-    gpu = torch.cuda.is_available()
-    for turn in range(setting.turns + 1):
-        for name in [name for name in workers if name not in took.failed]:
-            try:
-                before = warming(batches, first=turn == 0, gpu=gpu, compiled=name.endswith(COMPILED))
-                seconds, tokens, _ = workers[name].call("steps", setting.steps if turn else 1, before)
-            except EncoderlabError as error:
-                if name == "ours":
-                    raise
-                took.failed[name] = str(error)
-                workers[name].close()  # which gives its memory back
-                continue
-            if turn:
-                took.speed[name].append(tokens / seconds)
-                took.seconds[name].append(seconds / setting.steps)
-        if turn:
-            took.peaks.append(workers["ours"].call("peak"))
-    return took
 
 
 def operations_per_token(case: Case, rows: list[list[Row]], setting: TrainSetting) -> float:
@@ -242,7 +272,6 @@ def _start(
     stack: ExitStack, name: str, case: Case, vocabulary: Vocabulary, rows: list[list[Row]], setting: TrainSetting
 ) -> Worker:
     library = name.removesuffix(f" {COMPILED}")
-    on_gpu = torch.cuda.is_available()  # on a CPU our kernels are faster than torch.compile
     work = Work(
         contender=library,
         case=case,
@@ -250,7 +279,7 @@ def _start(
         rows=rows,
         threads=setting.threads,
         precision=setting.precision,
-        compile=setting.compile and (on_gpu if name == "ours" else library != name),
+        compile=setting.compile and library != name,
     )
     worker = Worker(work)
     stack.callback(worker.close)

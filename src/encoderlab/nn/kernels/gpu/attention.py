@@ -9,8 +9,9 @@ nothing is gathered. The backward pass computes probabilities again, from the lo
 of a table's gradient belongs to one pair of query and key, and one program writes it; nothing is added atomically, so a
 step gives the same bits every time.
 
-Keys are processed in tiles. :func:`key_of` orders the keys of a tile so that the two keys that share a word of the
-dropout masks are neighbours: every word is computed once, in the thread that needs both halves.
+In tiles of a product's layout, a thread that holds a key also holds the key 16 further on, and the compiler sees that
+both share a word of the dropout masks: see :func:`kept`. Where all keys fit one tile, one kernel computes all gradients
+from one recomputation of the probabilities; otherwise there are two, one for queries and one for keys.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ from encoderlab.nn.kernels.operation import GPU, apply, operation, scaling
 from encoderlab.nn.kernels.plain import Relative, chosen_per_head
 
 # ------------------------------------------------------------------------------------------------------------- kernels
+
+
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 class Matrix(NamedTuple):
@@ -97,31 +101,47 @@ def pairs_at(matrix, batch, head, query, key):
 
 
 @triton.jit
-def by_query(table, batch, head, query, key, queries):
-    """Pointers (N, N') into the queries' table, at the distance of each pair, and which of them exist."""
-    column = queries - 1 - query[:, None] + key[None, :]
-    return of_head(table, batch, head) + query[:, None] * table.row + column, (column >= 0) & (column < table.columns)
+def by_query(table, batch, head, query, start, queries, keys, KEYS: tl.constexpr):
+    """Pointers (KEYS, N) into the queries' table, at the distance of each pair, and which of them exist.
+
+    They are transposed because the compiler would otherwise read the table in the order that suits the mask.
+    """
+    column, first = tl.arange(0, KEYS), queries - 1 - query  # first: the distance of key 0
+    end = tl.where(query < queries, tl.minimum(keys, table.columns - first), 0) - start
+    at = of_head(table, batch, head) + start + (query * table.row + first)[None, :] + column[:, None]
+    return at, column[:, None] < end[None, :]
 
 
 @triton.jit
-def by_key(table, batch, head, query, key, keys):
-    """Pointers (N, N') into the keys' table, whose columns run the other way, and which of them exist."""
-    column = keys - 1 - key[None, :] + query[:, None]
-    return of_head(table, batch, head) + key[None, :] * table.row + column, (column >= 0) & (column < table.columns)
+def by_key(table, batch, head, query, start, queries, keys, KEYS: tl.constexpr):
+    """Pointers (N, KEYS) into the keys' table, whose columns run the other way, and which of them exist."""
+    key = start + tl.arange(0, KEYS)
+    first = keys - 1 - key  # the distance of query 0
+    end = tl.where(key < keys, tl.minimum(queries, table.columns - first), 0)
+    at = of_head(table, batch, head) + (key * table.row + first)[None, :] + query[:, None]
+    return at, query[:, None] < end[None, :]
 
 
 @triton.jit
-def key_of(column):
-    """The key, within its tile, of a column: of 32 columns, column 2 w is key w and column 2 w + 1 is key w + 16."""
-    return (column >> 5) * 32 + (column & 1) * 16 + ((column >> 1) & 15)
+def head_stream(dropout, batch, head):
+    """The random stream of a head's dropout masks; zero without dropout."""
+    streams = tl.zeros((), tl.uint64)
+    if dropout.seeds is not None:
+        streams = stream(stream(read_seed(dropout.seeds, batch), dropout.site), head)
+    return streams
 
 
 @triton.jit
-def kept(dropout, batch, head, query, start, QUERIES: tl.constexpr, KEYS: tl.constexpr):
-    """The keep mask of a tile whose first key is ``start``, equal to :func:`encoderlab.nn.noise.kept_pairs`."""
-    streams = stream(stream(read_seed(dropout.seeds, batch), dropout.site), head)
-    x = words(streams, (query << 16)[:, None] + (start // 2 + tl.arange(0, KEYS // 2))[None, :])
-    return tl.join(x << 16, x).reshape(QUERIES, KEYS).to(tl.int32, bitcast=True) >= dropout.threshold
+def kept(dropout, streams, query, start, KEYS: tl.constexpr):
+    """The keep mask of a tile whose first key is ``start``, equal to :func:`encoderlab.nn.noise.kept_pairs`.
+
+    Keys 16 apart share a word. This says so for every key by itself; the compiler computes a word once for all keys
+    that a thread holds.
+    """
+    column = tl.arange(0, KEYS)
+    word, low = (column >> 5) * 16 + (column & 15), (column & 16) == 0
+    x = words(streams, ((query << 16) + start // 2)[:, None] + word[None, :])
+    return tl.where(low[None, :], x << 16, x).to(tl.int32, bitcast=True) >= dropout.threshold
 
 
 @triton.jit
@@ -132,28 +152,38 @@ def segment_at(segment, batch, head, query):
 
 
 @triton.jit
-def masked_scores(q, k, batch, head, query, key, queries, keys, terms, scale, PRECISION: tl.constexpr):
-    """The scores of a tile in float32; minus infinity where a query may not attend to a key."""
-    real = (query < queries)[:, None] & (key < keys)[None, :]
+def scores_of(
+    q, k, batch, head, query, start, queries, keys, terms, scale, KEYS: tl.constexpr, PRECISION: tl.constexpr
+):
+    """The scores of a tile in float32, in units of log 2, and which keys a query may attend to."""
+    key = start + tl.arange(0, KEYS)
+    inside = (query < queries)[:, None] & (key < keys)[None, :]
+    if terms.query_table.data is not None:
+        at, exists = by_query(terms.query_table, batch, head, query, start, queries, keys, KEYS)
+        of_queries = tl.load(at, mask=exists, other=0.0)
+    if terms.key_table.data is not None:
+        at, exists = by_key(terms.key_table, batch, head, query, start, queries, keys, KEYS)
+        of_keys = tl.load(at, mask=exists, other=0.0)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if terms.query_table.data is not None:
-        at, inside = by_query(terms.query_table, batch, head, query, key, queries)
-        scores += tl.load(at, mask=inside & real, other=0.0).to(tl.float32)
+        scores += tl.trans(of_queries).to(tl.float32)
     if terms.key_table.data is not None:
-        at, inside = by_key(terms.key_table, batch, head, query, key, keys)
-        scores += tl.load(at, mask=inside & real, other=0.0).to(tl.float32)
+        scores += of_keys.to(tl.float32)
     if terms.segment.data is not None:
         at_same, at_other = segment_at(terms.segment, batch, head, query)
         same = tl.load(at_same, mask=query < queries, other=0.0)
         other = tl.load(at_other, mask=query < queries, other=0.0)
-        differs = tl.load(pairs_at(terms.different, batch, head, query, key), mask=real, other=0) != 0
+        differs = tl.load(pairs_at(terms.different, batch, head, query, key), mask=inside, other=0) != 0
         scores += tl.where(differs, other[:, None], same[:, None])
-    scores *= scale
+    scores *= scale * LOG2_E
     if terms.bias.data is not None:
-        scores += tl.load(pairs_at(terms.bias, batch, head, query, key), mask=real, other=0.0).to(tl.float32)
+        bias = tl.load(pairs_at(terms.bias, batch, head, query, key), mask=inside, other=0.0).to(tl.float32)
+        scores += tl.where(bias < -1e38, bias, bias * LOG2_E)  # the lowest number must not become infinite
     if terms.visible.data is not None:
-        real &= tl.load(pairs_at(terms.visible, batch, head, query, key), mask=real, other=0) != 0
-    return tl.where(real, scores, float("-inf"))
+        real = tl.load(pairs_at(terms.visible, batch, head, query, key), mask=inside, other=0) != 0
+    else:
+        real = (key < keys)[None, :]
+    return scores, real
 
 
 @triton.jit
@@ -166,6 +196,7 @@ def attend_kernel(
     tiles = tl.cdiv(queries, QUERIES)
     tile, number = tl.program_id(0) % tiles, tl.program_id(0) // tiles
     batch, head = number // heads, number % heads
+    streams = head_stream(dropout, batch, head)
     query = tile * QUERIES + tl.arange(0, QUERIES)
     q = load_rows(Q, batch, head, query, WIDTH)
 
@@ -173,89 +204,99 @@ def attend_kernel(
     total = tl.zeros([QUERIES], tl.float32)
     out = tl.zeros([QUERIES, VALUE], tl.float32)
     for start in range(0, keys, KEYS):
-        key = start + key_of(tl.arange(0, KEYS))
+        key = start + tl.arange(0, KEYS)
         k = load_rows(K, batch, head, key, WIDTH)
-        scores = masked_scores(q, k, batch, head, query, key, queries, keys, terms, scale, PRECISION)
+        scores, real = scores_of(q, k, batch, head, query, start, queries, keys, terms, scale, KEYS, PRECISION)
+        scores = tl.where(real, scores, float("-inf"))
         now = tl.maximum(largest, tl.max(scores, 1))
         shift = tl.where(now == float("-inf"), 0.0, now)  # no key seen yet
-        weights, faded = tl.exp(scores - shift[:, None]), tl.exp(largest - shift)
+        weights, faded = tl.exp2(scores - shift[:, None]), tl.exp2(largest - shift)
         total = total * faded + tl.sum(weights, 1)
         if dropout.seeds is not None:
-            keep = kept(dropout, batch, head, query, start, QUERIES, KEYS)
-            weights = tl.where(keep, weights * dropout.scale, 0.0)
+            weights = tl.where(kept(dropout, streams, query, start, KEYS), weights, 0.0)
         v = load_rows(V, batch, head, key, VALUE)
         out = tl.dot(weights.to(v.dtype), v, out * faded[:, None], input_precision=PRECISION)
         largest = now
-    out /= tl.where(total == 0.0, 1.0, total)[:, None]
+    out *= (dropout.scale / tl.where(total == 0.0, 1.0, total))[:, None]
     store_rows(OUT, batch, head, query, out, VALUE)
     # Infinite where a query sees no key, so that the backward pass computes probabilities of zero.
-    log_sum = tl.where(total == 0.0, float("inf"), largest + tl.log(tl.where(total == 0.0, 1.0, total)))
+    log_sum = tl.where(total == 0.0, float("inf"), (largest + tl.log2(tl.where(total == 0.0, 1.0, total))) / LOG2_E)
     tl.store(LOG_SUM + number.to(tl.int64) * queries + query, log_sum, mask=query < queries)
 
 
 @triton.jit
 def probabilities(
-    scores, log_sum, delta, dout, v, dropout, batch, head, query, start,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    q, k, v, dout, log_sum, delta, terms, dropout, streams, batch, head, query, start, queries, keys, scale,
+    KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A tile's probabilities after dropout, and the gradient of its scores."""
-    weights = tl.exp(scores - log_sum[:, None])
+    """A tile's probabilities after dropout, without its scale, and the gradient of its scores."""
+    scores, real = scores_of(q, k, batch, head, query, start, queries, keys, terms, scale, KEYS, PRECISION)
+    weights = tl.where(real, tl.exp2(scores - (log_sum * LOG2_E)[:, None]), 0.0)
     dropped, dweights = weights, tl.dot(dout, tl.trans(v), input_precision=PRECISION)
     if dropout.seeds is not None:
-        keep = kept(dropout, batch, head, query, start, QUERIES, KEYS)
-        dropped = tl.where(keep, weights * dropout.scale, 0.0)
-        dweights = tl.where(keep, dweights * dropout.scale, 0.0)
+        keep = kept(dropout, streams, query, start, KEYS)
+        dropped = tl.where(keep, weights, 0.0)
+        dweights = tl.where(keep, dweights, 0.0) * dropout.scale
     return dropped, weights * (dweights - delta[:, None])
 
 
 @triton.jit
 def attend_query_gradients_kernel(
-    Q, K, V, terms, dropout, OUT, LOG_SUM, DOUT, DELTA, DQ, DBIAS, DQUERY_TABLE, DKEY_TABLE, DSEGMENT, heads, scale,
-    WIDTH: tl.constexpr, VALUE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    Q, K, V, terms, dropout, OUT, LOG_SUM, DOUT, DELTA, DQ, DK, DV, DBIAS, DQUERY_TABLE, DKEY_TABLE, DSEGMENT, heads,
+    scale, WIDTH: tl.constexpr, VALUE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program computes the gradients of QUERIES queries of one head, and of the terms of all their pairs.
 
-    It also writes DELTA (B, H, L), the product of each output with its gradient, for
-    :func:`attend_key_gradients_kernel`.
+    If those are all queries, DK and DV are given, and it computes the gradients of keys and values as well. Otherwise
+    it writes DELTA (B, H, L), the product of each output with its gradient, for :func:`attend_key_gradients_kernel`.
     """
     queries, keys = Q.rows, K.rows
     tiles = tl.cdiv(queries, QUERIES)
     tile, number = tl.program_id(0) % tiles, tl.program_id(0) // tiles
     batch, head = number // heads, number % heads
+    streams = head_stream(dropout, batch, head)
     query = tile * QUERIES + tl.arange(0, QUERIES)
     q = load_rows(Q, batch, head, query, WIDTH)
     dout = load_rows(DOUT, batch, head, query, VALUE)
     out = load_rows(OUT, batch, head, query, VALUE)
     place, seen = number.to(tl.int64) * queries + query, query < queries
     delta = tl.sum(dout.to(tl.float32) * out.to(tl.float32), 1)
-    tl.store(DELTA + place, delta, mask=seen)
+    if DELTA is not None:
+        tl.store(DELTA + place, delta, mask=seen)
     log_sum = tl.load(LOG_SUM + place, mask=seen, other=float("inf"))
 
     dq = tl.zeros([QUERIES, WIDTH], tl.float32)
     dsame, dother = tl.zeros([QUERIES], tl.float32), tl.zeros([QUERIES], tl.float32)
     for start in range(0, keys, KEYS):
-        key = start + key_of(tl.arange(0, KEYS))
-        real = seen[:, None] & (key < keys)[None, :]
+        key = start + tl.arange(0, KEYS)
+        inside = seen[:, None] & (key < keys)[None, :]
         k, v = load_rows(K, batch, head, key, WIDTH), load_rows(V, batch, head, key, VALUE)
-        scores = masked_scores(q, k, batch, head, query, key, queries, keys, terms, scale, PRECISION)
-        _, dscores = probabilities(
-            scores, log_sum, delta, dout, v, dropout, batch, head, query, start, QUERIES, KEYS, PRECISION
-        )
+        dropped, dscores = probabilities(
+            q, k, v, dout, log_sum, delta, terms, dropout, streams, batch, head, query, start, queries, keys,
+            scale, KEYS, PRECISION,
+        )  # fmt: skip
+        rounded = dscores.to(k.dtype)
+        if DK.data is not None:
+            dv = tl.dot(tl.trans(dropped.to(dout.dtype)), dout, input_precision=PRECISION)
+            store_rows(DV, batch, head, key, dv * dropout.scale, VALUE)
+            dk = tl.dot(tl.trans(rounded), q, input_precision=PRECISION)
+            store_rows(DK, batch, head, key, dk * scale, WIDTH)
+        dq = tl.dot(rounded, k, dq, input_precision=PRECISION)
         if DBIAS.data is not None:
-            tl.store(pairs_at(DBIAS, batch, head, query, key), dscores.to(DBIAS.data.dtype.element_ty), mask=real)
+            tl.store(pairs_at(DBIAS, batch, head, query, key), dscores.to(DBIAS.data.dtype.element_ty), mask=inside)
         dscores *= scale
         if DQUERY_TABLE.data is not None:
-            at, inside = by_query(DQUERY_TABLE, batch, head, query, key, queries)
-            tl.store(at, dscores.to(DQUERY_TABLE.data.dtype.element_ty), mask=inside & real)
+            at, exists = by_query(DQUERY_TABLE, batch, head, query, start, queries, keys, KEYS)
+            tl.store(at, tl.trans(dscores.to(DQUERY_TABLE.data.dtype.element_ty)), mask=exists)
         if DKEY_TABLE.data is not None:
-            at, inside = by_key(DKEY_TABLE, batch, head, query, key, keys)
-            tl.store(at, dscores.to(DKEY_TABLE.data.dtype.element_ty), mask=inside & real)
+            at, exists = by_key(DKEY_TABLE, batch, head, query, start, queries, keys, KEYS)
+            tl.store(at, dscores.to(DKEY_TABLE.data.dtype.element_ty), mask=exists)
         if DSEGMENT.data is not None:
-            differs = tl.load(pairs_at(terms.different, batch, head, query, key), mask=real, other=0) != 0
+            differs = tl.load(pairs_at(terms.different, batch, head, query, key), mask=inside, other=0) != 0
             dsame += tl.sum(tl.where(differs, 0.0, dscores), 1)
             dother += tl.sum(tl.where(differs, dscores, 0.0), 1)
-        dq = tl.dot(dscores.to(k.dtype), k, dq, input_precision=PRECISION)
-    store_rows(DQ, batch, head, query, dq, WIDTH)
+    store_rows(DQ, batch, head, query, dq * scale, WIDTH)
     if DSEGMENT.data is not None:
         at_same, at_other = segment_at(DSEGMENT, batch, head, query)
         tl.store(at_same, dsame, mask=seen)
@@ -272,8 +313,9 @@ def attend_key_gradients_kernel(
     tiles = tl.cdiv(keys, KEYS)
     tile, number = tl.program_id(0) % tiles, tl.program_id(0) // tiles
     batch, head = number // heads, number % heads
+    streams = head_stream(dropout, batch, head)
     start = tile * KEYS
-    key = start + key_of(tl.arange(0, KEYS))
+    key = start + tl.arange(0, KEYS)
     k, v = load_rows(K, batch, head, key, WIDTH), load_rows(V, batch, head, key, VALUE)
 
     dk = tl.zeros([KEYS, WIDTH], tl.float32)
@@ -284,14 +326,14 @@ def attend_key_gradients_kernel(
         q, dout = load_rows(Q, batch, head, query, WIDTH), load_rows(DOUT, batch, head, query, VALUE)
         delta = tl.load(DELTA + place, mask=seen, other=0.0)
         log_sum = tl.load(LOG_SUM + place, mask=seen, other=float("inf"))
-        scores = masked_scores(q, k, batch, head, query, key, queries, keys, terms, scale, PRECISION)
         dropped, dscores = probabilities(
-            scores, log_sum, delta, dout, v, dropout, batch, head, query, start, QUERIES, KEYS, PRECISION
-        )
+            q, k, v, dout, log_sum, delta, terms, dropout, streams, batch, head, query, start, queries, keys,
+            scale, KEYS, PRECISION,
+        )  # fmt: skip
         dv = tl.dot(tl.trans(dropped.to(dout.dtype)), dout, dv, input_precision=PRECISION)
-        dk = tl.dot(tl.trans((dscores * scale).to(q.dtype)), q, dk, input_precision=PRECISION)
-    store_rows(DK, batch, head, key, dk, WIDTH)
-    store_rows(DV, batch, head, key, dv, VALUE)
+        dk = tl.dot(tl.trans(dscores.to(q.dtype)), q, dk, input_precision=PRECISION)
+    store_rows(DK, batch, head, key, dk * scale, WIDTH)
+    store_rows(DV, batch, head, key, dv * dropout.scale, VALUE)
 
 
 # -------------------------------------------------------------------------------------------------------------- launch
@@ -309,12 +351,26 @@ def tiling(q: Tensor, v: Tensor, *tables: Tensor | None) -> dict[str, Any]:
     """
     width, value = (max(16, triton.next_power_of_2(x.shape[-1])) for x in (q, v))
     half, narrow = q.element_size() == 2, max(width, value) <= 64
-    # A tile has whole groups of 32 keys: see key_of.
     queries, keys = (64, 64) if half and narrow else (32, 32) if half or narrow else (16, 32)
+    if any(table is not None for table in tables):
+        keys = 32  # the addresses of the tables' entries need registers
     exact = torch.get_float32_matmul_precision() == "highest"
     return {
         "WIDTH": width, "VALUE": value, "QUERIES": queries, "KEYS": keys, "PRECISION": "tf32x3" if exact else "tf32",
-        "num_warps": 4 if queries == 64 and all(table is None for table in tables) else 8, "num_stages": 2,
+        "num_warps": 4 if queries == 64 else 8, "num_stages": 2, "maxnreg": 168 if queries == 64 else None,
+    }  # fmt: skip
+
+
+def tiling_at_once(q: Tensor, v: Tensor, bias: Tensor | None, *tables: Tensor | None) -> dict[str, Any] | None:
+    """Tile sizes to compute all gradients with one kernel, or None where not all queries fit a tile."""
+    tiles, queries = tiling(q, v, *tables), max(64, triton.next_power_of_2(q.shape[2]))
+    if tiles["QUERIES"] < 64 or queries > 128:
+        return None
+    alone = all(x is None for x in (bias, *tables))
+    # Two tiles of a bias do not fit the shared memory; 128 registers let two programs share a multiprocessor.
+    return tiles | {
+        "QUERIES": queries, "num_warps": queries // 16, "num_stages": 2 if alone else 1,
+        "maxnreg": 128 if alone else None,
     }  # fmt: skip
 
 
@@ -379,15 +435,19 @@ def differentiate(
     """Fill ``dqkv``, and the tensors of ``dadded`` that are not empty."""
     (q, k, v), (dq, dk, dv) = qkv, dqkv
     batch, heads, queries, _ = q.shape
-    delta, tiles = torch.empty_like(log_sum), tiling(q, v, terms.query_table.data, terms.key_table.data)
     inputs = (matrix(q), matrix(k), matrix(v), terms, dropout)
+    added = tuple(matrix(x if x.numel() else None) for x in dadded)
+    tables = terms.query_table.data, terms.key_table.data
+    tiles, delta, by_keys = tiling_at_once(q, v, terms.bias.data, *tables), None, (matrix(dk), matrix(dv))
+    if tiles is None:
+        tiles, delta, by_keys = tiling(q, v, *tables), torch.empty_like(log_sum), (matrix(None), matrix(None))
     attend_query_gradients_kernel[(triton.cdiv(queries, tiles["QUERIES"]) * batch * heads,)](
-        *inputs, matrix(out), log_sum, matrix(dout), delta, matrix(dq),
-        *(matrix(x if x.numel() else None) for x in dadded), heads, scale, **tiles,
-    )  # fmt: skip
-    attend_key_gradients_kernel[(triton.cdiv(k.shape[2], tiles["KEYS"]) * batch * heads,)](
-        *inputs, log_sum, matrix(dout), delta, matrix(dk), matrix(dv), heads, scale, **tiles
+        *inputs, matrix(out), log_sum, matrix(dout), delta, matrix(dq), *by_keys, *added, heads, scale, **tiles
     )
+    if delta is not None:
+        attend_key_gradients_kernel[(triton.cdiv(k.shape[2], tiles["KEYS"]) * batch * heads,)](
+            *inputs, log_sum, matrix(dout), delta, matrix(dk), matrix(dv), heads, scale, **tiles
+        )
 
 
 Attend = attend_function(attend_forward, attend_backward, how=3, keep_out=True)
