@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import re
 import time
 from collections import Counter
 from multiprocessing.connection import Connection
@@ -24,6 +23,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.gpu_speed import Shape
 from encoderlab.batches.batch import Batch
 from encoderlab.measure.bench.contenders import objective_of
 from encoderlab.measure.bench.families import case
@@ -55,12 +55,10 @@ class Subject:
     """A family under training; ``steps`` of it are measured."""
 
     def __init__(self, name: str, given: argparse.Namespace) -> None:
-        family, width, length, rows = re.fullmatch(r"(.+?)(?:-(\d{2,}))?(?::(\d+))?(?::(\d+))?", name).groups()  # type: ignore[union-attr]
-        self.small = given.small
-        self.setting = TrainSetting(
-            rows=2 if self.small else int(rows or given.rows), length=int(length or 128), precision="bf16"
-        )
-        self.case = case(family, layers=given.layers, width=int(width or 256))
+        shape, self.small = Shape.of(name, given.rows), given.small
+        rows = 2 if self.small else shape.rows
+        self.setting = TrainSetting(rows=rows, length=shape.length, precision="bf16")
+        self.case = case(shape.family, layers=given.layers, width=shape.width)
         vocabulary, self.rows = real_rows(self.case, given.corpus, self.setting)
         self.objective = objective_of(self.case, vocabulary)
         begun = time.perf_counter()

@@ -14,25 +14,42 @@ import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from encoderlab.errors import EncoderlabError
 from encoderlab.measure.bench.families import case
 from encoderlab.measure.bench.train import Contest, TrainSetting
 
 
+class Shape(NamedTuple):
+    """A model and its batches, written FAMILY[-WIDTH][:LENGTH[:ROWS]]."""
+
+    family: str
+    width: int
+    length: int
+    rows: int
+
+    @classmethod
+    def of(cls, name: str, rows: int) -> Shape:
+        found = re.fullmatch(r"(.+?)(?:-(\d{2,}))?(?::(\d+))?(?::(\d+))?", name)
+        assert found is not None
+        family, width, length, own = found.groups()
+        return cls(family, int(width or 256), int(length or 128), int(own or rows))
+
+
 def contest(name: str, given: argparse.Namespace) -> Contest:
-    family, width, length, rows = re.fullmatch(r"(.+?)(?:-(\d{2,}))?(?::(\d+))?(?::(\d+))?", name).groups()  # type: ignore[union-attr]
+    shape = Shape.of(name, given.rows)
     setting = TrainSetting(
-        rows=int(rows or given.rows),
-        length=int(length or 128),
+        rows=shape.rows,
+        length=shape.length,
         turns=given.turns,
         steps=given.steps,
         threads=1,
         precision=given.precision,
         compile=given.compile,
     )
-    return Contest(case(family, layers=given.layers, width=int(width or 256)), given.corpus, setting, given.against)
+    model = case(shape.family, layers=given.layers, width=shape.width)
+    return Contest(model, given.corpus, setting, given.against)
 
 
 def found(given: argparse.Namespace) -> Iterator[dict[str, Any]]:

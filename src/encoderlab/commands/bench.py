@@ -152,7 +152,7 @@ def train(
         Use whole documents of mixed lengths: encoderlab packs several into a row, the other contender pads each
         in its own row.
     compile
-        Also measure the other contender with torch.compile; on a GPU encoderlab then uses it too.
+        Also measure the other contender with torch.compile.
     """
     from encoderlab.measure.bench import families
     from encoderlab.measure.bench.train import TrainSetting

@@ -33,7 +33,7 @@ from encoderlab.train.recipe import Precision, Recipe
 class TrainSetting:
     """The setting of a benchmark: ``turns`` of ``steps`` steps for each contender, after a turn that is not counted.
 
-    ``compile``: the other contender takes part a second time, under ``torch.compile``; on a GPU ours then uses it too.
+    ``compile``: the other contender takes part a second time, under ``torch.compile``.
     ``documents``: rows have several whole documents; the other contender pads each in its own row.
     """
 

@@ -10,8 +10,8 @@ of a table's gradient belongs to one pair of query and key, and one program writ
 step gives the same bits every time.
 
 In tiles of a product's layout, a thread that holds a key also holds the key 16 further on, and the compiler sees that
-both share a word of the dropout masks: see :func:`kept`. Where all keys fit one tile, one kernel computes all gradients
-from one recomputation of the probabilities; otherwise there are two, one for queries and one for keys.
+both share a word of the dropout masks: see :func:`kept`. Where all queries fit one tile, one kernel computes all
+gradients from one recomputation of the probabilities; otherwise there are two, one for queries and one for keys.
 """
 
 from __future__ import annotations
@@ -386,6 +386,8 @@ def attend_forward(q, k, v, bias, query_table, key_table, segment, different, vi
     batch, heads, queries, _ = q.shape
     terms = Terms(*map(matrix, (bias, query_table, key_table, segment, different, visible)))
     tiles = tiling(q, v, query_table, key_table)
+    if tiles["maxnreg"] and query_table is None and key_table is None:
+        tiles["maxnreg"] = 128  # so that four programs share a multiprocessor
     attend_kernel[(triton.cdiv(queries, tiles["QUERIES"]) * batch * heads,)](
         matrix(q), matrix(k), matrix(v), terms, DropoutTerms(seeds, site, *scaling(seeds, p)), matrix(out), log_sum,
         heads, scale, **tiles,
