@@ -133,6 +133,16 @@ def test_steps(name: str) -> None:
                 other.mul_(0.9)
 
 
+def test_a_new_shape_replaces_the_old_one() -> None:
+    encoder = make(SMALL).train().to(DEVICE)
+    encoder.recordings = Recordings({(B, L), (B, L - 1)})
+    for length in (L, L - 1):
+        encoder.recordings.ready = True
+        inputs = {name: x[:, :length] for name, x in batch(0).items()}
+        encoder(**inputs, noise=Noise(3, 0, torch.arange(B, device=DEVICE))).last.sum().backward()
+        assert [key[0][1] for key in encoder.recordings._recorded] == [length]
+
+
 def test_other_passes_run_as_usual() -> None:
     """Another shape, no gradient, and a second pass before the backward pass."""
     encoder = make(SMALL).train().to(DEVICE)

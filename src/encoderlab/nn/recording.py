@@ -57,6 +57,8 @@ class Recordings:
         autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         key = (tuple(x.shape), x.dtype, autocast, tuple(layer.key() for layer in layers))
         if key not in self._recorded:
+            # A phase of other rows has ended, and its activations would stay allocated.
+            self._recorded = {known: kept for known, kept in self._recorded.items() if known[0] == key[0]}
             self._recorded[key] = Recorded(x, layers, autocast, chained=chained)
         self._recorded[key].read([layer.tensors for layer in layers])
         return self._recorded[key]
