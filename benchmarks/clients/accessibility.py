@@ -17,7 +17,7 @@ from typing import Any
 from encoderlab.interchange.heads import CHOICES
 from encoderlab.nn.heads import Classification, Span, Tagging
 from tests.deploy.chromium import Page, browser
-from tests.deploy.test_serve import serving, with_head
+from tests.deploy.served import serving, with_head
 from tests.tasks.tiny import model as tiny
 
 LOOKS = ((1400, False), (1400, True), (400, False), (400, True))

@@ -130,7 +130,7 @@ def remove_leftovers(paths: Iterable[Path]) -> None:
     """Delete those of ``paths`` that are temporary files or folders (``.NAME.PID.tmp``) of killed processes."""
     for path in list(paths):
         name = re.fullmatch(r"\..+\.(\d+)\.tmp", path.name)
-        if name is None or _is_other_process(int(name[1])):
+        if name is None or int(name[1]) != os.getpid() and is_running(int(name[1])):
             continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -138,10 +138,8 @@ def remove_leftovers(paths: Iterable[Path]) -> None:
             path.unlink(missing_ok=True)
 
 
-def _is_other_process(pid: int) -> bool:
-    """Whether a process other than this one has this number."""
-    if pid == os.getpid():
-        return False
+def is_running(pid: int) -> bool:
+    """Whether a process of this machine has this number."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):

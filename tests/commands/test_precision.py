@@ -113,11 +113,11 @@ def test_a_server_in_int8(folder: Path, capsys: pytest.CaptureFixture[str], monk
     for package in ("starlette", "uvicorn", "httptools", "orjson", "prometheus_client"):
         pytest.importorskip(package)
     from encoderlab.deploy.serve.service import Service
-    from tests.deploy.test_serve import serving
+    from tests.deploy.served import serving
 
     service = Service.of(folder / "model", precision="int8")
     assert service.in_int8 and any(isinstance(part, Int8Weight) for part in service.model.modules())
-    monkeypatch.setattr("tests.deploy.test_serve.Service", lambda *given, **more: service)
+    monkeypatch.setattr("tests.deploy.served.Service", lambda *given, **more: service)
     want: Any = encode(placed(load(folder / "model"), "int8"), ["the red cat"])[0]
     with serving(service.model) as asked:
         status, vectors, _ = asked("/embed", {"inputs": "the red cat"})

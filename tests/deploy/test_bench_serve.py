@@ -16,7 +16,7 @@ from encoderlab.deploy.serve import bench, queue  # noqa: E402
 from encoderlab.deploy.serve.queue import Entry, Queue  # noqa: E402
 from encoderlab.errors import EncoderlabError  # noqa: E402
 from encoderlab.interchange import folder as folders  # noqa: E402
-from tests.deploy.test_serve import serving  # noqa: E402
+from tests.deploy.served import serving  # noqa: E402
 from tests.tasks.tiny import WORDS  # noqa: E402
 from tests.tasks.tiny import model as tiny  # noqa: E402
 

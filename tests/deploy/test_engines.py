@@ -32,8 +32,8 @@ from encoderlab.interchange import folder as folders  # noqa: E402
 from encoderlab.model import Model  # noqa: E402
 from encoderlab.tasks.data.examples import Question, TaggedWords, Text  # noqa: E402
 from encoderlab.tasks.runs.predict import Predictor, task_of_model  # noqa: E402
+from tests.deploy.served import KEY, TEXTS, Asked, serving  # noqa: E402
 from tests.deploy.test_export import small  # noqa: E402
-from tests.deploy.test_serve import KEY, TEXTS, Asked, serving  # noqa: E402
 from tests.tasks.tiny import model as tiny  # noqa: E402
 
 
@@ -81,7 +81,7 @@ def test_graphs_of_states_and_of_masks() -> None:
 
 def test_a_server_says_what_its_graph_does_not_give(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small("bert-tiny")
-    monkeypatch.setattr("tests.deploy.test_serve.Service", lambda *given, **more: of_graph(model, "fill-mask"))
+    monkeypatch.setattr("tests.deploy.served.Service", lambda *given, **more: of_graph(model, "fill-mask"))
     with serving(model) as asked:
         assert asked("/", {"inputs": "the [MASK] sat"})[0] == 200
         status, found, _ = asked("/embed", {"inputs": "the cat"})

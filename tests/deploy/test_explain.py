@@ -20,8 +20,8 @@ from encoderlab.nn.heads import Classification, Tagging  # noqa: E402
 from encoderlab.tasks.data.examples import Question, TaggedWords, Text  # noqa: E402
 from encoderlab.tasks.forms.base import log_softmax  # noqa: E402
 from encoderlab.tasks.runs.predict import Predictor, task_of_model  # noqa: E402
+from tests.deploy.served import serving, with_head  # noqa: E402
 from tests.deploy.test_export import small  # noqa: E402
-from tests.deploy.test_serve import serving, with_head  # noqa: E402
 
 TEXT = "the red cat sat on the mat ."
 

@@ -18,7 +18,7 @@ from encoderlab.deploy.serve import shapes  # noqa: E402
 from encoderlab.deploy.serve.app import protocol_of  # noqa: E402
 from encoderlab.deploy.serve.http import Limits  # noqa: E402
 from encoderlab.nn.heads import Classification, Span, Tagging  # noqa: E402
-from tests.deploy.test_serve import Asked, serving, with_head  # noqa: E402
+from tests.deploy.served import Asked, serving, with_head  # noqa: E402
 from tests.tasks.tiny import model as tiny  # noqa: E402
 
 TEXTS = st.one_of(

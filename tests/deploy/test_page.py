@@ -23,7 +23,7 @@ from encoderlab.deploy.serve.http import Guard  # noqa: E402
 from encoderlab.deploy.serve.service import Service  # noqa: E402
 from encoderlab.nn.heads import Classification, Span, Tagging  # noqa: E402
 from tests.deploy.chromium import Page, browser  # noqa: E402
-from tests.deploy.test_serve import KEY, Asked, serving, with_head  # noqa: E402
+from tests.deploy.served import KEY, Asked, serving, with_head  # noqa: E402
 from tests.tasks.tiny import model as tiny  # noqa: E402
 
 RESULT = "document.querySelector('.result')"

@@ -12,7 +12,7 @@ for package in ("starlette", "uvicorn", "httptools", "orjson", "prometheus_clien
 
 from encoderlab.inference import encode  # noqa: E402
 from encoderlab.nn.heads import Classification, Span, Tagging  # noqa: E402
-from tests.deploy.test_serve import TEXTS, Asked, serving, unit, with_head  # noqa: E402
+from tests.deploy.served import TEXTS, Asked, serving, unit, with_head  # noqa: E402
 from tests.tasks.tiny import model as tiny  # noqa: E402
 
 

@@ -28,7 +28,7 @@ from encoderlab.tasks.data.examples import Choice, Question, TaggedWords, Text  
 from encoderlab.tasks.runs.apply import predictor_of  # noqa: E402
 from encoderlab.tasks.runs.predict import Predictor, task_of_model  # noqa: E402
 from encoderlab.tasks.runs.trials import best_seed, silent  # noqa: E402
-from tests.deploy.test_serve import Asked, serving, unit  # noqa: E402
+from tests.deploy.served import Asked, serving, unit  # noqa: E402
 from tests.tasks.runs.test_commands import reviews  # noqa: E402
 from tests.tasks.tiny import EVERY  # noqa: E402
 from tests.tasks.tiny import model as tiny  # noqa: E402

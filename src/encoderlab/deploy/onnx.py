@@ -8,6 +8,8 @@ import numpy as np
 
 from encoderlab.errors import DataError, MissingDependency
 
+GRAPH, QUANTIZED = "onnx/model.onnx", "onnx/model_quantized.onnx"  # in an exported folder
+
 
 class OnnxRun:
     """The graph in a file as a runtime (:data:`encoderlab.deploy.graph.Run`), on the CPU, with as many threads as torch

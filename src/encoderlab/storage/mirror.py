@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from encoderlab.errors import ConfigError, DataError, EncoderlabError
-from encoderlab.files import cache_folder, held_file, json_sha256, read_json, write_json
+from encoderlab.files import cache_folder, held_file, is_running, json_sha256, read_json, write_json
 from encoderlab.storage import places
 from encoderlab.storage.streams import open_file
 
@@ -133,7 +133,7 @@ class Mirror:
         sign = self._found_sign()
         if sign is None or sign["id"] == self._id or time.time() - sign["time"] >= GONE:
             return
-        if sign["host"] == socket.gethostname() and not _runs(sign["pid"]):
+        if sign["host"] == socket.gethostname() and not is_running(sign["pid"]):
             return
         raise ConfigError(
             f"{self.url}: another process is writing it ({sign['host']}, process {sign['pid']}); wait for it, or "
@@ -299,13 +299,3 @@ def _order(name: str) -> int:
     if name.endswith(LOGS):
         return 0
     return 2 if name.rpartition("/")[2] == "manifest.json" else 1
-
-
-def _runs(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True

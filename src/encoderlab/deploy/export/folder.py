@@ -17,7 +17,7 @@ from encoderlab.deploy.export import check, readme, trace
 from encoderlab.deploy.export.fidelity import Check
 from encoderlab.deploy.export.int8 import quantize
 from encoderlab.deploy.graph import Graph, Use
-from encoderlab.deploy.onnx import OnnxRun
+from encoderlab.deploy.onnx import GRAPH, QUANTIZED, OnnxRun
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import write_json
 from encoderlab.inference import Pooling
@@ -29,7 +29,6 @@ from encoderlab.tasks.runs.folder import TASK_FILE
 
 Say = Callable[[str], None]
 GraphFormat = Literal["onnx", "pt2"]
-GRAPH, QUANTIZED = "onnx/model.onnx", "onnx/model_quantized.onnx"
 ARCHIVE, RECORD = "model.pt2", "export.json"
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from encoderlab import inference
 from encoderlab.batches.batch import Batch
 from encoderlab.deploy.graph import OUTPUTS
-from encoderlab.deploy.onnx import OnnxRun
+from encoderlab.deploy.onnx import GRAPH, QUANTIZED, OnnxRun
 from encoderlab.deploy.reading import TaskReader
 from encoderlab.deploy.serve.service import Service
 from encoderlab.errors import ConfigError, DataError
@@ -20,7 +20,7 @@ from encoderlab.files import read_json
 from encoderlab.model import Model
 from encoderlab.tasks.forms.batching import Item
 
-GRAPHS = {"onnx": "onnx/model.onnx", "int8": "onnx/model_quantized.onnx"}
+GRAPHS = {"onnx": GRAPH, "int8": QUANTIZED}
 
 
 class GraphService(Service):

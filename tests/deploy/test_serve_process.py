@@ -1,0 +1,287 @@
+"""The process of a server: overload, time limits, faults, keys, folders, files and signals."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+for package in ("starlette", "uvicorn", "httptools", "orjson", "prometheus_client"):
+    pytest.importorskip(package)
+
+
+from encoderlab.cli import main  # noqa: E402
+from encoderlab.deploy.serve import run as process  # noqa: E402
+from encoderlab.deploy.serve.app import Server  # noqa: E402
+from encoderlab.deploy.serve.engine import ComputeThread  # noqa: E402
+from encoderlab.deploy.serve.http import Limits  # noqa: E402
+from encoderlab.deploy.serve.run import Address, read_keys  # noqa: E402
+from encoderlab.deploy.serve.service import Service, pooling_of  # noqa: E402
+from encoderlab.errors import ConfigError, DataError  # noqa: E402
+from encoderlab.inference import encode  # noqa: E402
+from encoderlab.interchange import folder as folders  # noqa: E402
+from encoderlab.nn.heads import Span  # noqa: E402
+from tests.deploy.served import KEY, TEXTS, Asked, serving, unit, with_head  # noqa: E402
+from tests.tasks.tiny import model as tiny  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def pretrained() -> Iterator[Asked]:
+    with serving(tiny("bert-tiny").eval(), limits=Limits(body=20_000, texts=40, characters=500)) as asked:
+        yield asked
+
+
+@pytest.mark.parametrize("variant", ["independent", "conditional"])
+def test_answers_stand_in_the_passage(variant: Any) -> None:
+    predictor = with_head(Span(variant=variant), ())
+    passage = "the cat sat on the mat . who is it ?"
+    with serving(predictor.model, predictor) as asked:
+        status, found, _ = asked("/", {"inputs": {"question": "where ?", "context": passage}})
+        assert status == 200 and passage[found["start"] : found["end"]].strip() == found["answer"] != ""
+        several = asked("/", {"inputs": {"question": "?", "context": passage}, "parameters": {"top_k": 3}})[1]
+        assert len(several) == 3
+        assert asked("/", {"inputs": {"question": "?"}})[1].keys() == {"error"}
+
+
+def test_an_overload_is_refused_at_once_and_loses_nothing() -> None:
+    with serving(tiny("bert-tiny").eval(), slow=0.2, max_wait=0.02) as asked:
+        found: list[tuple[int, float, Any]] = []
+
+        def ask() -> None:
+            began = time.monotonic()
+            status, _, headers = asked("/embed", {"inputs": ["one two three"] * 5})
+            found.append((status, time.monotonic() - began, headers))
+
+        threads = [threading.Thread(target=ask) for _ in range(12)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert {status for status, _, _ in found} == {200, 429}
+        assert all(int(headers["retry-after"]) >= 1 for status, _, headers in found if status == 429)
+        assert asked("/embed", {"inputs": "a"})[0] == 200
+        assert asked.server.engine.waiting == 0 and not asked.server.engine._jobs
+
+
+def test_what_nobody_waits_for_is_not_computed() -> None:
+    with serving(tiny("bert-tiny").eval(), slow=0.3, limits=Limits(deadline=0.8)) as asked:
+        body = json.dumps({"inputs": ["a b c d"] * 200}).encode()
+        head = b"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        with socket.create_connection(("127.0.0.1", asked.port)) as plain:
+            plain.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            time.sleep(0.2)
+        status, told, _ = asked("/embed", json.loads(body))
+        assert status == 504 and "not answered within 0.8 seconds" in told["error"]
+        for _ in range(50):
+            if not asked.server.engine._jobs:
+                break
+            time.sleep(0.1)
+        assert not asked.server.engine._jobs and asked.server.engine.waiting == 0
+
+
+def test_a_fault_of_the_model_is_an_error_and_the_server_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(tiny("bert-tiny").eval()) as asked:
+        whole = asked.server.engine.compute
+
+        def broken(kind: str, works: Any) -> Any:
+            raise RuntimeError("secret of the server")
+
+        asked.server.engine.compute = broken
+        status, told, _ = asked("/embed", {"inputs": "a"})
+        assert (status, told["error_type"]) == (424, "Backend") and "secret" not in told["error"]
+        asked.server.engine.compute = whole
+        assert asked("/embed", {"inputs": "a"})[0] == 200
+
+
+def test_heads_of_requests_that_do_not_come(pretrained: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "HEADER_SECONDS", 0.3)
+    began = time.monotonic()
+    assert pretrained.raw(b"GET /health HTTP/1.1\r\nHost: loc") == b""
+    assert pretrained.raw(b"") == b"" and time.monotonic() - began < 5
+
+
+def test_bodies_that_do_not_come_in_time() -> None:
+    with serving(tiny("bert-tiny").eval(), limits=Limits(body_seconds=0.3)) as asked:
+        head = (
+            b"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n"
+        )
+        said = asked.raw(head, b'{"inp')
+        assert said.startswith(b"HTTP/1.1 408") and b"took longer than 0.3 seconds" in said
+        assert b"connection: close" in said.lower()
+        assert asked("/embed", {"inputs": "a"})[0] == 200
+
+
+def test_every_answer_has_a_random_id(pretrained: Asked) -> None:
+    ids = {pretrained("/embed", {"inputs": "a"})[2]["x-request-id"] for _ in range(5)}
+    assert len(ids) == 5 and all(re.fullmatch("[0-9a-f]{32}", one) for one in ids)
+
+
+def test_long_headers_are_refused_and_long_bodies_are_not() -> None:
+    with serving(tiny("bert-tiny").eval()) as asked:
+        head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        endless = asked.raw(b"GET /info HTTP/1.1\r\nHost: localhost\r\nX: ", *[b"a" * 30_000] * 10)
+        assert endless.startswith(b"HTTP/1.1 431")
+        body = json.dumps({"inputs": ["the cat sat " * 800] * 10}).encode()
+        whole = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+        assert asked.raw(whole).startswith(b"HTTP/1.1 200") and len(body) > 90_000
+        connection = http.client.HTTPConnection("127.0.0.1", asked.port, timeout=60)
+        for _ in range(30):  # the room is that of a request, not of a connection
+            connection.request("GET", "/live", headers={"X": "a" * 5000})
+            assert connection.getresponse().read() == b""
+
+
+def test_a_model_that_cannot_compute_ends_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = Service(tiny("bert-tiny").eval(), None, name="tiny", pooling="mean", normalize=True)
+    monkeypatch.setattr(service, "compute", lambda kind, works: 1 / 0)
+    address = Address(port=0)
+    with pytest.raises(ZeroDivisionError):
+        process.run(Server(service, ComputeThread(service.compute, budget=64, max_wait=1.0)), address, address.listen())
+
+
+def test_texts_are_not_logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    caplog.set_level("DEBUG")
+    with serving(tiny("bert-tiny").eval()) as asked:
+        asked("/embed", {"inputs": "asecret"})
+        asked("/embed", {"inputs": ["asecret", 1]})
+        monkeypatch.setattr(asked.server.service, "compute", lambda kind, works: 1 / 0)
+        assert asked("/embed", {"inputs": "asecret"})[0] == 424
+    assert "asecret" not in caplog.text
+
+
+def test_pickles_are_not_served(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    torch.save({}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match="run: encoderlab convert"):
+        Service.of(tmp_path)
+
+
+def test_keys_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"{KEY}\nanother-key-of-mine\n")
+    path.chmod(0o644)
+    with pytest.raises(DataError, match="others may read it; run: chmod 600"):
+        read_keys(path)
+    path.chmod(0o600)
+    assert read_keys(path) == (KEY.encode(), b"another-key-of-mine")
+    path.write_text("short\n")
+    with pytest.raises(DataError, match="fewer than 16 characters"):
+        read_keys(path)
+
+
+def test_how_a_folder_says_that_vectors_are_made(tmp_path: Path) -> None:
+    assert pooling_of(tmp_path) == ("mean", True)
+    kind = "sentence_transformers.models."
+    modules = [{"path": "", "type": kind + "Transformer"}, {"path": "1_Pooling", "type": kind + "Pooling"}]
+    (tmp_path / "1_Pooling").mkdir()
+    for data, found in (
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "first"),
+        ({"pooling_mode": "lasttoken"}, "last"),
+    ):
+        (tmp_path / "modules.json").write_text(json.dumps(modules))
+        (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(data))
+        assert pooling_of(tmp_path) == (found, False)
+    (tmp_path / "modules.json").write_text(json.dumps([*modules, {"path": "2_Dense", "type": kind + "Dense"}]))
+    with pytest.raises(ConfigError, match="module Dense is not implemented"):
+        pooling_of(tmp_path)
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    for name, text in (
+        ("1_Pooling/config.json", "{"),
+        ("modules.json", '[{"type": "Pooling"}]'),
+        ("modules.json", "{"),
+    ):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(DataError, match=f"{name}: is damaged"):
+            pooling_of(tmp_path)
+
+
+def test_the_command_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders.save(tiny("bert-tiny"), tmp_path / "model")
+    place = str(tmp_path / "model")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for words, code, message in (
+            (["--port", port], 2, "cannot listen on 127.0.0.1"),
+            (["--port", "65536"], 2, "--port 65536 does not exist; give a number from 0 to 65535"),
+            (["--host", "0.0.0.0"], 2, "can be reached by other machines; give --key-file"),
+            (["--max-texts", "0"], 2, "is not above 0"),
+            (["--rate", "0"], 2, "--rate 0.0 is not above 0"),
+            (["--key-file", str(tmp_path / "none")], 3, "cannot be read"),
+        ):
+            assert main(["serve", place, *words]) == code
+            assert message in " ".join(capsys.readouterr().err.split())
+
+
+@contextlib.contextmanager
+def command(folder: Path, *before: str, **environment: str) -> Iterator[tuple[subprocess.Popen[bytes], Asked]]:
+    """``encoderlab serve`` in a process of its own, when it is ready; ``before`` are words before the command."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = [*before, sys.executable, "-m", "encoderlab", "serve", str(folder), "--port", str(port)]
+    told = os.environ | {"OMP_NUM_THREADS": "1"} | environment
+    with subprocess.Popen(words, stderr=subprocess.PIPE, env=told) as server:
+        asked = Asked(None, port)  # type: ignore[arg-type]
+        for _ in range(3000):  # as slow as a busy machine starts it
+            with contextlib.suppress(OSError):
+                if asked("/health")[0] == 200:
+                    break
+            assert server.poll() is None, server.communicate()
+            time.sleep(0.1)
+        try:
+            yield server, asked
+        finally:
+            server.terminate()
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_nothing_is_written_to_disk(compiled: bool, tmp_path: Path) -> None:
+    """All files are read-only, temporary ones in memory; only the compilation of kernels would need a folder."""
+    script = 'mount --make-rprivate / && mount -o remount,ro,bind / && mount -t tmpfs none /mnt && exec "$@"'
+    closed = ("unshare", "-m", "sh", "-c", script, "sh")
+    if os.geteuid() != 0 or subprocess.run([*closed, "true"], capture_output=True).returncode:
+        pytest.skip("a file system of its own needs root")
+    model = tiny("bert-tiny").eval()
+    folders.save(model, tmp_path / "model")
+    wanted = encode(model, TEXTS)  # which compiles the kernels, if they are not yet
+    environment = {"TMPDIR": "/mnt"} | ({} if compiled else {"ENCODERLAB_HOME": "/nowhere"})
+    with command(tmp_path / "model", *closed, **environment) as (server, asked):
+        assert np.allclose(asked("/embed", {"inputs": TEXTS})[1], unit(wanted), atol=1e-5)
+        server.terminate()
+        said = server.communicate(timeout=60)[1]
+    assert (b"kernels cannot be compiled" in said) == (not compiled) and server.returncode == 0, said
+
+
+def test_a_signal_loses_no_accepted_request(tmp_path: Path) -> None:
+    folders.save(tiny("bert-tiny"), tmp_path / "model")
+    with command(tmp_path / "model") as (server, asked):
+        accepted: list[int] = []
+
+        def ask() -> None:
+            accepted.append(asked("/embed", {"inputs": ["the cat sat on the mat"] * 100})[0])
+
+        threads = [threading.Thread(target=ask) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for _ in range(600):  # until the server has accepted all of them
+            if 'te_request_count{method="embed"} 8.0' in asked("/metrics")[1]:
+                break
+            time.sleep(0.01)
+        server.send_signal(signal.SIGTERM)
+        for thread in threads:
+            thread.join()
+        assert server.wait(60) == 0
+        assert accepted == [200] * 8
