@@ -128,7 +128,7 @@ class Replay:
     """
 
     def __init__(self, layer: Layer, x: Tensor, fixed: Mapping[str, Tensor], autocast: torch.dtype | None) -> None:
-        self.layer, self.x, self.autocast = layer, x, autocast
+        self.block, self.rest, self.x, self.autocast = layer.block, layer.rest, x, autocast
         self.grads: Sequence[Tensor | None] = ()
         self.tensors = {name: fixed[name] if name in fixed else leaf(t) for name, t in layer.tensors.items()}
         self.parameters = [p for p in layer.block.parameters() if p.requires_grad]
@@ -139,11 +139,11 @@ class Replay:
 
     def run(self) -> tuple[Tensor, ...]:
         """The layer's output, and its keys and values if the scope keeps them."""
-        scope = together(self.layer.rest, self.tensors)
+        scope = together(self.rest, self.tensors)
         device = self.x.device.type
         # Without a cache, whose casts would belong to another recording.
         with torch.autocast(device, dtype=self.autocast, enabled=self.autocast is not None, cache_enabled=False):
-            out, keyed = self.layer.block(self.x, self.x, scope)
+            out, keyed = self.block(self.x, self.x, scope)
         return (out,) if keyed is None else (out, *keyed)
 
     def warm(self) -> Tensor:
