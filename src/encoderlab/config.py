@@ -30,6 +30,7 @@ T = TypeVar("T")
 
 # Types of numbers in settings; pydantic refuses values out of bounds.
 Count = Annotated[int, Field(ge=1)]
+Short = Annotated[int, Field(ge=1, le=1024)]  # of a run of words, or of a window over tokens
 Natural = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]

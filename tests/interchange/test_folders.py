@@ -224,6 +224,17 @@ def test_a_legacy_bin(bert: tuple[Model, Path], zipped: bool) -> None:
     refused(folder, "pytorch_model.bin")
 
 
+@pytest.mark.parametrize(
+    ("change", "said"), [(lambda t: t.to_sparse(), "is sparse"), (lambda t: t.to("meta"), "has no values")]
+)
+def test_a_bin_with_other_tensors(change: Callable[[Tensor], Tensor], said: str, bert: tuple[Model, Path]) -> None:
+    name = "bert.encoder.layer.0.output.dense.weight"
+    tensors = safetensors.torch.load_file(bert[1] / WEIGHTS)
+    (bert[1] / WEIGHTS).unlink()
+    torch.save(tensors | {name: change(tensors[name])}, bert[1] / "pytorch_model.bin")
+    refused(bert[1], name, said)
+
+
 class Trap:
     """What reading with pickle would run."""
 
@@ -554,6 +565,24 @@ def test_a_link_to_a_folder_stays_one(tmp_path: Path) -> None:
     huggingface.save(model, tmp_path / "out")
     assert (tmp_path / "out").is_symlink() and same_weights(model, load(tmp_path / "disk"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "out"]
+
+
+def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "out").touch()
+    for save in (folder.save, huggingface.save):
+        with pytest.raises(ConfigError, match="out: .*; choose a"):
+            save(make(CONFIGS["bert"]), tmp_path / "out")
+
+
+def test_two_folders_whose_names_begin_alike(tmp_path: Path) -> None:
+    """Writing one leaves what another process writes of the other."""
+
+    def fill(aside: Path) -> None:
+        folder.save(make(CONFIGS["bert"]), tmp_path / "out")
+        (aside / "whole").touch()
+
+    folder.write_whole(tmp_path / "out.int8", fill)
+    assert (tmp_path / "out.int8" / "whole").exists()
 
 
 def test_an_existing_folder_is_not_overwritten(bert: tuple[Model, Path]) -> None:

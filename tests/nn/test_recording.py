@@ -22,6 +22,9 @@ from encoderlab.nn.recording import Recordings, Replay
 from encoderlab.nn.scope import Local
 from encoderlab.nn.spanconv import SpanDynamic
 from encoderlab.nn.stem import StemConvolution
+from encoderlab.train.distributed import World
+from encoderlab.train.engine import records
+from encoderlab.train.recipe import Execution, Training
 from tests.nn.test_product import BASE, make
 from tests.nn.twins import DEVICE
 
@@ -162,3 +165,10 @@ def test_other_passes_run_as_usual() -> None:
     assert len(encoder.recordings._recorded) == 1
     torch.testing.assert_close(first, kept, rtol=0, atol=0)
     (first.sum() + second.sum()).backward()
+
+
+def test_micro_batches_are_not_recorded() -> None:
+    """The gradients of one would overwrite those of the one before it."""
+    for micro_rows, recorded in ((None, True), (4, False)):
+        training = Training(execution=Execution(micro_rows=micro_rows))
+        assert records(training, World(0, 1, torch.device("cuda"))) == recorded

@@ -31,7 +31,7 @@ def of(budget: float, unit: Any = "steps", **changes: Any) -> Recipe:
         average=WeightAverage(decay=0.9),
         log_every=3,
     )
-    return replace(made, **changes)
+    return replace(made, evaluation=replace(made.evaluation, every=2, best="loss"), **changes)
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +51,8 @@ def test_a_shorter_budget(corpus: Path, long: Path, tmp_path: Path) -> None:
     pretrain(of(8), corpus, tmp_path / "whole")
     pretrain(of(8), corpus, tmp_path / "branch", branch_from=long / "step-000006")
     assert_same_run(tmp_path / "branch", tmp_path / "whole", 8)
+    best = [(tmp_path / name / "checkpoints/best/weights.safetensors").read_bytes() for name in ("branch", "whole")]
+    assert best[0] == best[1]
     assert (tmp_path / "branch/model/model.safetensors").read_bytes() == (
         tmp_path / "whole/model/model.safetensors"
     ).read_bytes()
@@ -89,6 +91,7 @@ REFUSED: dict[str, tuple[Recipe, str, str]] = {
         "step-000006",
         "objective.masking",
     ),
+    "only weights": (of(8), "best", "has weights only"),
     "no checkpoint": (of(8), "step-000007", "is not a checkpoint"),
 }
 

@@ -36,7 +36,7 @@ from encoderlab.train.doctor import Finding, Watch, diagnose
 from encoderlab.train.evidence import CorpusFacts, Evidence, read, reference
 from encoderlab.train.loop import train
 from encoderlab.train.networks import build_objective, fit
-from encoderlab.train.optim import BertAdam
+from encoderlab.train.optim import BertAdam, Muon
 from encoderlab.train.recipe import Budget, Checkpoints, Evaluation, Execution, Phase, Recipe
 
 WORDS = [a + b for a in ("ba", "de", "fi", "go", "lu", "mo", "pe", "ri", "sa", "tu") for b in ("n", "s", "k", "r", "l")]
@@ -164,6 +164,11 @@ def test_frozen_embeddings(corpus: Path, tmp_path: Path) -> None:
     found = doctor.examine(run(tiny(budget=Budget(amount=10)), corpus, tmp_path / "run", freeze))
     assert names(found) == {"frozen weights"}
     assert "embeddings.words" in found[0].seen and "position" not in found[0].seen
+
+
+def test_weights_that_muon_trains_are_not_frozen(corpus: Path, tmp_path: Path) -> None:
+    found = doctor.examine(run(tiny(budget=Budget(amount=10), optim=Muon(lr=1e-3)), corpus, tmp_path / "run"))
+    assert "frozen weights" not in names(found)
 
 
 def teacher_of(corpus: Path, folder: Path) -> str:
@@ -533,7 +538,15 @@ def test_a_last_line_that_was_cut_is_left_out(tmp_path: Path, caplog: pytest.Log
         doctor.examine(tmp_path)
 
 
-@pytest.mark.parametrize("text", ['{"loss": 1}', '{"split": "valid"}', '{"split": "train", "step": 1}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"loss": 1}',
+        '{"split": "valid"}',
+        '{"split": "train", "step": 1}',
+        '{"split": "train", "step": 1, "losses": null}',
+    ],
+)
 def test_lines_of_something_else_are_named(text: str, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(f"{text}\n")
     with pytest.raises(DataError, match="metrics.jsonl:1: lacks split, step or losses; give a run folder"):

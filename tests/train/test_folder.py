@@ -63,6 +63,23 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
         run(tmp_path)
 
 
+def trained(run: Path) -> None:
+    (run / "metrics.jsonl").write_text('{"split": "train", "step": 3, "losses": {}}\n')
+
+
+def test_a_start_that_was_refused_does_not_bind_the_folder(tmp_path: Path) -> None:
+    """Neither its recipe nor its data; a step of training does."""
+    RunFolder(tmp_path, {"seed": 1}, {"corpus": "a"}).close()
+    (tmp_path / "metrics.jsonl").write_text('{"split": "valid", "step": 0}\n')
+    RunFolder(tmp_path, {"seed": 2}, {"corpus": "b"}).close()
+    assert json.loads((tmp_path / "recipe.json").read_text()) == {"seed": 2}
+    (session,) = json.loads((tmp_path / "provenance.json").read_text())["sessions"]
+    assert session["data"] == {"corpus": "b"}
+    trained(tmp_path)
+    with pytest.raises(ConfigError, match="another recipe"):
+        RunFolder(tmp_path, {"seed": 3}, {"corpus": "b"})
+
+
 def test_a_run_with_the_keys_of_an_earlier_version_resumes(tmp_path: Path) -> None:
     now = recipe("deberta-v3-tiny")
     RunFolder(tmp_path, now, {}).close()
@@ -72,6 +89,7 @@ def test_a_run_with_the_keys_of_an_earlier_version_resumes(tmp_path: Path) -> No
         if before[part]["rtd"] is not None:
             before[part]["rtd"] = {"form": before[part]["rtd"]["variant"]}
     (tmp_path / "recipe.json").write_text(json.dumps(before))
+    trained(tmp_path)
     with pytest.raises(ConfigError, match=r"another recipe \(seed was 1, now 9\)"):
         RunFolder(tmp_path, replace(now, seed=9), {})
     RunFolder(tmp_path, now, {}).close()
@@ -191,5 +209,6 @@ def test_compare() -> None:
 
 def test_another_recipe_by_name_is_said_first_and_the_rest_counted(tmp_path: Path) -> None:
     RunFolder(tmp_path, {"name": "one"} | {f"a{n}": n for n in range(9)}, {}).close()
+    trained(tmp_path)
     with pytest.raises(ConfigError, match=r'name was "one", now "two"; a0 was .*; a3 was 3, now null; 5 more\)'):
         RunFolder(tmp_path, {"name": "two"}, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from encoderlab.errors import ConfigError
+from encoderlab.model import Model
 from encoderlab.nn.architecture import EncoderConfig, Sharing
+from encoderlab.nn.embeddings import Adaptive
 from encoderlab.nn.encoder import Encoder
 from encoderlab.nn.positions import RelativeShift
 from encoderlab.train.optim import (
@@ -25,6 +28,7 @@ from encoderlab.train.optim import (
     group_parameters,
     orthogonalised,
 )
+from tests.objectives.small import small
 
 STEPS, LR = 5, 0.01
 
@@ -133,6 +137,11 @@ def small_encoder(**changes: Any) -> Encoder:
     return Encoder(EncoderConfig(**{"vocab": 11, "layers": 3, "width": 8, "heads": 2, "ff_width": 12} | changes))
 
 
+def adaptive_model() -> nn.Module:
+    config = small("transformer-xl-tiny")
+    return Model(replace(config, encoder=replace(config.encoder, adaptive=Adaptive(cutoffs=(12, 30)))))
+
+
 def test_decay_is_decided_by_kind_of_module() -> None:
     # Names such as r_w_bias deceive: XLNet's biases of the attention scores are decayed (spec 2.4), norms of any name
     # are not.
@@ -146,6 +155,10 @@ def test_decay_is_decided_by_kind_of_module() -> None:
         name for name in everything if "norm" in name or name.endswith("bias")
     }
     assert {name for name in decayed if name.split(".")[-1] in ("u", "v", "s")}, "the biases of the scores"
+    for others in (small_encoder(norm="normformer"), adaptive_model()):
+        for group in group_parameters(others, AdamW()):
+            assert all(group.matrices == (parameter.ndim > 1) for parameter in group.parameters)
+            assert bool(group.weight_decay) == group.matrices
     assert "embeddings.words" in decayed
     assert not [group for group in group_parameters(encoder, BertAdam(no_decay=())) if not group.weight_decay]
 
@@ -282,3 +295,12 @@ def test_a_sudden_gradient_moves_stable_adamw_less() -> None:
             optimizer.step(LR)
         moved[optim.kind] = float((module.weight.detach() - before).norm())
     assert moved["stable_adamw"] < 0.2 * moved["adamw"]
+
+
+def test_stable_adamw_with_a_tiny_eps_leaves_weights_without_gradient_finite() -> None:
+    module = nn.Linear(4, 4)
+    optimizer = Optimizer(group_parameters(module, optim := StableAdamW(eps=1e-30)), optim)
+    for parameter in module.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step(LR)
+    assert all(parameter.isfinite().all() for parameter in module.parameters())

@@ -25,7 +25,7 @@ import numpy as np
 from pydantic import Field
 
 from encoderlab.batches.rows import Row
-from encoderlab.config import Bounded, Count, NonNegative, OpenShare
+from encoderlab.config import Bounded, Count, NonNegative, OpenShare, Short
 from encoderlab.errors import ConfigError
 from encoderlab.ranges import aranges, offsets
 from encoderlab.seeds import derive, uniform
@@ -60,7 +60,7 @@ class NGrams(Bounded):
     """
 
     kind: Literal["ngrams"] = "ngrams"
-    longest: Count = 3
+    longest: Short = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class WindowedNGrams(Bounded):
     """
 
     kind: Literal["windowed_ngrams"] = "windowed_ngrams"
-    longest: Count = 3
+    longest: Short = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class Spans(Bounded):
 
     kind: Literal["spans"] = "spans"
     success: OpenShare = 0.2
-    longest: Count = 10
+    longest: Short = 10
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from itertools import accumulate
 import numpy as np
 
 from encoderlab.batches.rows import Row
-from encoderlab.config import Bounded, Count
+from encoderlab.config import Bounded, Count, Short
 from encoderlab.errors import ConfigError
 
 
@@ -37,8 +37,8 @@ class Targets(Bounded):
     """
 
     count: Count = 85
-    longest: Count = 5
-    context: Count = 6
+    longest: Short = 5
+    context: Short = 6
     block: Count | None = None
     whole_words: bool = False
 

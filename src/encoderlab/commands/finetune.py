@@ -26,7 +26,7 @@ def finetune(
     seeds: int | None = None,
     grid: Annotated[list[str] | None, Parameter(consume_multiple=1)] = None,
     tune: Annotated[list[str] | None, Parameter(consume_multiple=1)] = None,
-    trials: int = 20,
+    trials: int | None = None,
     protocol: str = "plain",
     after: list[str] | None = None,
     epochs: float | None = None,
@@ -79,7 +79,7 @@ def finetune(
     tune
         Search with Optuna instead: field=low:high or field=value,value ..., such as lr=1e-5:1e-3 batch=16,32.
     trials
-        Number of runs of --tune.
+        Number of runs of --tune. Default: 20.
     protocol
         Settings of a paper: bert, roberta, albert, electra, convbert, distilbert, xlnet, deberta, clue, ...;
         docs/tasks.md lists them.

@@ -153,7 +153,7 @@ def plan_of(
     seeds: int | None,
     grid: list[str] | None,
     space: list[str] | None,
-    num_trials: int,
+    num_trials: int | None,
     fields: Fields,
     *,
     suite: bool = False,
@@ -170,12 +170,14 @@ def plan_of(
         chosen = replace(chosen, seeds=seeds)
     if grid is not None and space is not None:
         raise ConfigError("--grid and --tune both search; give one of them")
+    if num_trials is not None and not space:
+        raise ConfigError("--trials is the number of runs of --tune; give --tune too")
     search = None
     if grid is not None:
         chosen = replace(chosen, grid=parse_grid(grid))
         _check_searched(chosen.grid, fields)
     elif space:
-        search = Search(space=parse_space(space), trials=num_trials)
+        search = Search(space=parse_space(space), trials=20 if num_trials is None else num_trials)
         _check_searched(search.space, fields)
     else:
         chosen = replace(chosen, grid=_unset(chosen, fields))

@@ -226,7 +226,10 @@ def _table_texts(source: Source) -> Iterator[tuple[int, str | dict[str, str]]]:
     column, width = source.field or 0, sys.maxsize  # of a row, where a header says so
     if isinstance(column, str):
         header = next((row.cells for row in rows if row.cells), [])
-        column, width = [readable_name(name) for name in header].index(column), len(header)
+        named = [readable_name(name) for name in header]
+        if named.count(column) > 1:
+            raise DataError(f"{source.name}: two columns are called {column!r}; rename one of them")
+        column, width = named.index(column), len(header)
     for line, cells, problem in rows:
         cut = any(cells[width:])  # by a separator in the text
         if problem:

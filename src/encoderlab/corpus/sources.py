@@ -156,7 +156,7 @@ def _inspect_jsonl(source: Source, reading: Reading) -> Source:
         record = json_value(line.decode("utf-8", "replace"))
     except ValueError:
         raise DataError(
-            f"{source.name}: the first line is not JSON, expected one object per line (or give --format){hint}"
+            f"{source.name}: the first line is not JSON, expected one object per line, as jq -c writes it{hint}"
         ) from None
     if isinstance(record, str):
         if reading.field is not None:

@@ -208,11 +208,14 @@ def is_utf8(path: Path) -> bool:
 
 
 def check_precision(name: str, tensor: Tensor, source: Path | str) -> None:
-    """Refuse a tensor whose type is not one of weights, such as quantised ones.
+    """Refuse a tensor that cannot be a weight: of another type, such as quantised ones, sparse, or without values.
 
     Raises:
-        DataError: its type is not in :data:`PRECISIONS`.
+        DataError: says which.
     """
+    if tensor.is_meta or tensor.layout != torch.strided:
+        what = "has no values" if tensor.is_meta else "is sparse"
+        raise DataError(f"{source}: {name} {what}; give a file with whole weights")
     if tensor.dtype not in PRECISIONS:
         raise DataError(
             f"{source}: {name} is {str(tensor.dtype).removeprefix('torch.')}; "

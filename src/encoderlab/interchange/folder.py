@@ -69,6 +69,8 @@ def save(model: Model, folder: str | os.PathLike[str], *, values: Callable[[Tens
         ConfigError: the folder has other content.
     """
     folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder}: is a file; choose a folder")
     if folder.exists() and any(folder.iterdir()) and not is_ours(folder):
         raise ConfigError(f"{folder}: is not empty and not a model folder of encoderlab; choose another folder")
     config = {**FORMAT, **to_dict(model.config)}
@@ -106,7 +108,8 @@ def write_whole(folder: Path, fill: Callable[[Path], None]) -> None:
 
     def sweep(kind: str) -> None:
         for left in folder.parent.glob(f".{glob.escape(folder.name)}.*.{kind}"):
-            shutil.rmtree(left, ignore_errors=True)
+            if left.name.removeprefix(f".{folder.name}.").removesuffix(f".{kind}").isdigit():  # else another folder's
+                shutil.rmtree(left, ignore_errors=True)
 
     sweep("tmp")
     aside, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{kind}") for kind in ("tmp", "old"))

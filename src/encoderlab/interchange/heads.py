@@ -339,7 +339,10 @@ def _labels(fields: Fields) -> tuple[str, ...]:
     numbers = [str(index) for index in range(len(names))] if isinstance(names, dict) else []
     if not numbers or set(names) != set(numbers):
         raise DataError(f"{fields.source}: id2label is {names!r}, expected names by number; number them from 0")
-    return tuple(str(names[number]) for number in numbers)
+    labels = tuple(str(names[number]) for number in numbers)
+    if len(set(labels)) < len(labels):
+        raise DataError(f"{fields.source}: id2label is {names!r}, with one label twice; give each its own name")
+    return labels
 
 
 def numbered(count: int) -> tuple[str, ...]:

@@ -287,6 +287,10 @@ class Encoder(nn.Module):
         _check_shapes(ids, doc, attention_mask, positions, segments, visible, reverse)
         if doc is not None and doc.device.type == "cpu" and not torch.compiler.is_exporting():
             doc = checked_documents(doc)
+        needed = self.depth if depth is None else depth
+        if memory is not None and (len(memory) < needed or any(len(layer) != len(ids) for layer in memory)):
+            rows = sorted({len(layer) for layer in memory})
+            raise ConfigError(f"memory of {len(memory)} layers and {rows} rows, expected {needed} and {len(ids)}")
         remembered, position = _remembered(memory), self.config.position
         if memory is not None and not position.takes_memory:
             raise ConfigError(
@@ -533,6 +537,8 @@ def _check_shapes(
     """Refuse tensors that do not fit ``ids``; a tensor of one row may stand for all rows, except ``reverse``."""
     if ids.ndim != 2:
         raise ConfigError(f"ids of shape {list(ids.shape)}, expected (rows, tokens); for one text give ids[None]")
+    if ids.dtype.is_floating_point or ids.dtype == torch.bool or not ids.shape[1]:
+        raise ConfigError(f"ids are {ids.dtype} of shape {list(ids.shape)}, expected whole numbers, at least one token")
     rows, length = ids.shape
     tensors = {
         "doc": (doc, (length,)),

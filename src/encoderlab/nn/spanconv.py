@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from encoderlab.config import Bounded, Count
+from encoderlab.config import Bounded, Count, Short
 from encoderlab.errors import ConfigError
 from encoderlab.nn import kernels
 from encoderlab.nn.kernels.plain import dynamic_convolution
@@ -36,7 +36,7 @@ class WindowedConvolution(Bounded, ABC):
     """The fields of all convolutions next to attention."""
 
     head_ratio: Count = 2
-    kernel: Count = 9
+    kernel: Short = 9
     mask_padding: bool = True
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from encoderlab.config import Bounded, Count
+from encoderlab.config import Bounded, Count, Short
 from encoderlab.errors import ConfigError
 from encoderlab.nn import kernels
 from encoderlab.nn.feedforward import Activation, activation
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class StemConvolution(Bounded):
     """DeBERTa v2's convolution over the embeddings, added to the first layer's output (He et al., 2021, section 5)."""
 
-    kernel: Count = 3
+    kernel: Short = 3
     groups: Count = 1
     activation: Activation = "gelu"
 

@@ -34,7 +34,7 @@ class CausalSettings(Settings):
     Args:
         memory: number of earlier states that each layer sees in training.
         evaluation_memory: the same in evaluation; None for ``memory``.
-        same_length: in evaluation every token sees exactly ``evaluation_memory`` earlier tokens.
+        same_length: in evaluation every token sees exactly ``evaluation_memory`` keys, itself included.
         z_loss: adds ``z_loss`` log(Z)^2 to each token's loss, with the denominator Z of its softmax, which keeps logits
             small (Chowdhery et al., 2022, section 5; 1e-4 there). The losses in the metrics are without it.
     """

@@ -258,8 +258,12 @@ def copy_layers(student: Model, teacher: Model, layers: tuple[int, ...]) -> None
     Tables and heads of another shape are not copied.
 
     Raises:
-        ConfigError: a layer does not exist, or shapes of layers differ.
+        ConfigError: a layer does not exist, the student's layers share weights, or shapes of layers differ.
     """
+    if student.config.encoder.sharing is not None:
+        raise ConfigError(
+            "student_from names a teacher's layer for each layer, but the student's share weights; leave it empty"
+        )
     depth, available = student.encoder.depth, teacher.encoder.depth
     if len(layers) != depth or not all(0 <= i < available for i in layers):
         raise ConfigError(f"student_from {list(layers)} must name {depth} teacher layers between 0 and {available - 1}")

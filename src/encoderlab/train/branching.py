@@ -8,6 +8,7 @@ start.
 from __future__ import annotations
 
 import logging
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,8 @@ def branch(source: Path, out: Path, recipe: Recipe) -> None:
         raise ConfigError(f"{out}: is not empty; give a new folder for the branch")
     checkpoint.verify(source)
     state = read_json(source / checkpoint.STATE)
+    if "place" not in state:
+        raise ConfigError(f"{source}: has weights only; give a checkpoint such as RUN/checkpoints/step-000500")
     before = from_dict(Recipe, read(source / checkpoint.RECIPE), where=str(source / checkpoint.RECIPE))
     _check(before, recipe, state["place"], source)
     log.info("branching from %s", source)
@@ -55,12 +58,16 @@ def branch(source: Path, out: Path, recipe: Recipe) -> None:
         state=state,
         recipe=to_dict(recipe),
     )
+    metrics, provenance = (run / METRICS).read_bytes()[: state["metrics_bytes"]], read(run / PROVENANCE)
     folder = out / "checkpoints"
     folder.mkdir(parents=True)
-    write_bytes(out / METRICS, (run / METRICS).read_bytes()[: state["metrics_bytes"]])
-    write_json(out / PROVENANCE, read(run / PROVENANCE))
+    write_bytes(out / METRICS, metrics)
+    write_json(out / PROVENANCE, provenance)
     write_json(out / RECIPE, to_dict(recipe))
     checkpoint.write(folder / source.resolve().name, snapshot)
+    best = source.resolve().parent / "best"
+    if best.is_dir() and read_json(best / checkpoint.STATE)["step"] <= state["place"]["step"]:
+        shutil.copytree(best, folder / "best")
     checkpoint.point(folder / "latest", source.resolve().name)
 
 

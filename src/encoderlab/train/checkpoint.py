@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import logging
 import os
 import shutil
 import threading
@@ -57,6 +58,9 @@ class Snapshot:
     carried: dict[str, Tensor]
     state: dict[str, Any]
     recipe: dict[str, Any]
+
+
+log = logging.getLogger(__name__)
 
 
 class Writer:
@@ -107,6 +111,13 @@ class Writer:
         if self._error is not None:
             error, self._error = self._error, None
             raise error
+
+    def join(self) -> None:
+        """Wait as :meth:`wait`, at the end of a session that has another error: this one is logged."""
+        try:
+            self.wait()
+        except DataError as error:
+            log.warning("%s", error)
 
     def _write(self, into: str, snapshot: Snapshot) -> None:
         try:

@@ -40,8 +40,10 @@ def row_framing(tokenizer: Tokenizer) -> Framing:
 def corpus_data(recipe: Recipe, objective: Objective, path: Path, tokenizer: Tokenizer) -> Data:
     """Batches of the corpus's training split for the loop, and of its validation split."""
     splits = _Splits(recipe, objective, path, row_framing(tokenizer))
-    for phase in recipe.phases:
-        splits.training(phase, phase.rows, None)  # refuse too short text now
+    for phase in recipe.phases:  # refuse text that gives no rows now, before there is a run folder
+        source = splits.training(phase, phase.rows, None)
+        next(source)
+        source.close()
     if (problem := splits.why_no_validation()) and splits.world.main:
         log.warning("no validation: %s; build the corpus with a larger validation share", problem)
     hashes, teacher = {"corpus": sha256(path / MANIFEST), "tokenizer": tokenizer.hash()}, None

@@ -54,6 +54,12 @@ def record_layers(objective: Objective, shapes: Collection[tuple[int, int]]) -> 
         encoder.recordings = Recordings(shapes)
 
 
+def records(recipe: Training, world: World) -> bool:
+    """Whether layers are recorded. The gradients of a micro-batch would overwrite those of the one before it."""
+    execution = recipe.execution
+    return execution.record and execution.micro_rows is None and world.device.type == "cuda" and world.size == 1
+
+
 def replay_layers(objective: Objective) -> None:
     """Let the next forward pass use recordings, if there are any; its backward pass must be the next one."""
     for encoder in encoders(objective):
@@ -75,7 +81,7 @@ class Engine:
         self.objective = objective.to(world.device).train()
         if recipe.execution.compile:
             compile_layers(objective)
-        elif recipe.execution.record and world.device.type == "cuda" and world.size == 1:
+        elif records(recipe, world):
             record_layers(objective, {(phase.rows, phase.length) for phase in recipe.phases})
         self.sharded = recipe.execution.parallel == "fsdp" and world.size > 1
         self.model = spread(objective, world, recipe.execution.parallel, recipe.exchange)

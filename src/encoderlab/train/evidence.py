@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 Line = Mapping[str, Any]
 DUPLICATE_SAMPLE = 20_000  # documents that are searched for duplicates
-SQUARES = "exp_avg_sq/"  # prefix of a weight's running average of squared gradients in a checkpoint
+MEANS = "exp_avg/"  # prefix of a weight's running average of gradients in a checkpoint
 HEADS = ("pooler", "pair", "rtd", "lm")
 
 
@@ -169,7 +169,8 @@ def read_lines(path: Path) -> list[Line]:
             line = None
         if not isinstance(line, dict):
             raise DataError(f"{path}:{number}: not a JSON object; restore the file or resume the run")
-        if "split" not in line or "step" not in line or line["split"] == "train" and "losses" not in line:
+        of_training = line.get("split") == "train"
+        if "split" not in line or "step" not in line or of_training and not isinstance(line.get("losses"), dict):
             raise DataError(f"{path}:{number}: lacks split, step or losses; give a run folder of encoderlab")
         lines.append(line)
     if cut:
@@ -189,7 +190,7 @@ def frozen_matrices(run: Path) -> list[str]:
     if newest is None:
         return []
     stored = StoredTensors(newest)
-    moments = {name.removeprefix(SQUARES): bool(stored[name].any()) for name in stored if name.startswith(SQUARES)}
+    moments = {name.removeprefix(MEANS): bool(stored[name].any()) for name in stored if name.startswith(MEANS)}
     if not any(moments.values()):  # no update yet
         return []
     frozen = []

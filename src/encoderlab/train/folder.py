@@ -79,7 +79,9 @@ class RunFolder:
                     raise ConfigError(
                         f"{provenance}: names no data; restore the file, or choose another output folder"
                     ) from None
-            if differences:
+            if differences and not self._trained():  # an earlier start was refused; nothing would be lost
+                sessions = []
+            elif differences:
                 more = f"; {len(differences) - 5} more" if len(differences) > 5 else ""
                 raise ConfigError(
                     f"{self.path}: has a run of another recipe ({'; '.join(differences[:5])}{more}); "
@@ -96,6 +98,13 @@ class RunFolder:
             )
         write_json(known, to_dict(recipe))  # first, because this file makes the folder a run
         write_json(provenance, {"sessions": [*sessions, describe_session(data)]})
+
+    def _trained(self) -> bool:
+        """Whether the folder holds more than the start of a run: a step of training, a checkpoint, or a result."""
+        if any((self.path / "checkpoints").glob("*")) or (self.path / "model").exists():
+            return True
+        metrics = self.path / METRICS
+        return metrics.exists() and not all(_is_metrics(line, 0) for line in metrics.read_bytes().splitlines(True))
 
     def keep(self, tokenizer: Tokenizer) -> None:
         """Write the tokenizer next to the checkpoints, so that they become models without the corpus.

@@ -153,6 +153,7 @@ class _Run:
         self.writer = None
         if self.world.main or sharers:
             self.writer = checkpoint.Writer(self.checkpoints, keep=recipe.checkpoints.keep, world=sharers)
+            stack.callback(self.writer.join)  # before another process may write the folder
         self._resume()
         self.signals = stack.enter_context(collected_signals())
         self.started = self.saved = replace(self.place)
@@ -380,6 +381,8 @@ class _Run:
                 self.journal.note(f"validation  {facts(line)}")
                 if place.step:
                     self._keep_best(line)
+                elif self.recipe.evaluation.best is not None:
+                    self.recipe.evaluation.number(line)  # refuse a name that is not there, before training
         except Interrupted as signalled:
             self._stop(signalled.number)
         self.window_start += time.perf_counter() - begin  # not training time

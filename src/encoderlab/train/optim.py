@@ -24,6 +24,7 @@ from encoderlab.config import Bounded, NonNegative, Positive, PositiveShare, Rat
 from encoderlab.errors import ConfigError
 from encoderlab.nn.attention import Attention
 from encoderlab.nn.encoder import Encoder
+from encoderlab.nn.norms import HeadScale
 
 NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
 NEWTON_SCHULZ, NEWTON_SCHULZ_STEPS = (3.4445, -4.7750, 2.0315), 5
@@ -156,8 +157,7 @@ def group_parameters(module: nn.Module, optim: Optim) -> list[Group]:
                 continue
             seen.add(id(parameter))
             name = f"{prefix}.{leaf}" if prefix else leaf
-            is_bias = leaf == "bias" and parameter.ndim == 1
-            small = "norm" if isinstance(owner, NORMS) else "bias" if is_bias else None
+            small = "norm" if isinstance(owner, (*NORMS, HeadScale)) else "bias" if parameter.ndim == 1 else None
             key = (small is None, name in hidden, small not in optim.no_decay, rates.get(name, 1.0))
             groups.setdefault(key, []).append((name, parameter))
     return [
@@ -322,7 +322,7 @@ class Optimizer:
         left_out = self._averaged(shards, grad_scale, skip)
         second = torch._foreach_div(squares, 1 - beta2**self.steps)
         for grad, variance in zip(grads, second, strict=True):
-            grad.square_().div_(variance.clamp(min=eps**2))
+            grad.square_().div_(variance.clamp(min=max(eps**2, torch.finfo(torch.float32).tiny)))
         sizes = dict(zip(group.names, (parameter.numel() for parameter in group.parameters), strict=True))
         totals = self._over_shards(torch.stack([grad.sum() for grad in grads]))
         means_of_squares = totals / totals.new_tensor([sizes[name] for name in shards.names])

@@ -137,7 +137,9 @@ class Evaluation(Bounded):
 
     def improves(self, value: float, on: float | None) -> bool:
         """Whether ``value`` is better than ``on``, the best number so far or None; NaN is not."""
-        if on is None or not math.isfinite(on):
+        if not math.isfinite(value):
+            return False
+        if on is None:
             return True
         return value < on if self.best == "loss" else value > on
 

@@ -112,3 +112,11 @@ def test_any_file_gives_pairs_or_an_error_of_one_line(
             assert pair.good.strip() and pair.bad.strip() and pair.paradigm
     except DataError as error:
         assert name in str(error) and "\n" not in str(error)
+
+
+def test_a_paradigm_of_number_0_and_two_columns_of_one_name(tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text('{"sentence_good": "a b", "sentence_bad": "b a", "UID": 0}\n')
+    assert [pair.paradigm for pair in read(tmp_path / "p.jsonl")] == ["0"]
+    (tmp_path / "p.csv").write_text("sentence_good,sentence_bad,sentence_good\na b,b a,c\n")
+    with pytest.raises(DataError, match="two columns are called 'sentence_good'"):
+        list(read(tmp_path / "p.csv"))

@@ -52,6 +52,11 @@ def test_correlations_with_ties_equal_scipy(pairs):
     assert metrics.spearman(gold, predicted) == pytest.approx(stats.spearmanr(gold, predicted).statistic, abs=1e-9)
 
 
+def test_a_correlation_of_huge_numbers_does_not_overflow():
+    gold = [1.0, 2.0, 4.0, 3.0]
+    assert metrics.pearson(gold, [1e300 * x for x in gold]) == pytest.approx(1.0)
+
+
 def test_matthews_of_one_class_is_zero_and_said():
     with pytest.warns(metrics.MetricWarning, match="the predictions are constant"):
         assert metrics.matthews([0, 1, 1], [1, 1, 1]) == 0

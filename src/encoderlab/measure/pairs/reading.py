@@ -11,7 +11,7 @@ from encoderlab.errors import DataError
 from encoderlab.records.opening import COMPRESSED
 from encoderlab.seeds import generator
 from encoderlab.tasks.data.examples import Remarks
-from encoderlab.tasks.data.records import columns, lines, records, starts_with, suffix, table
+from encoderlab.tasks.data.records import check_once, columns, lines, records, starts_with, suffix, table
 
 KINDS = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".csv", ".tsv", ".txt")
 SENTENCES = (("sentence_good", "sentence_bad"), ("good", "bad"))
@@ -67,6 +67,7 @@ def read(path: Path, *, bad_first: bool = False) -> Iterator[Pair]:
     if kind in (".csv", ".tsv"):
         remarks = Remarks(path)
         names = columns(path, remarks)
+        check_once(path, names, [name for known in (*SENTENCES, PARADIGM, PHENOMENON) for name in known])
         pairs = (_of_record(record.fields, stem, path, record.row) for record in table(path, names, remarks))
     elif kind in KINDS[:5] or starts_with(path, "{"):
         pairs = (_of_record(record.fields, stem, path, record.row) for record in records(path))
@@ -87,8 +88,8 @@ def _of_record(fields: Mapping[str, Any], stem: str, path: Path, row: int) -> Pa
             raise DataError(
                 f"{place}: {name} is {fields[name]!r:.60}, expected a sentence; complete or remove the pair"
             )
-    paradigm = next((str(fields[name]) for name in PARADIGM if fields.get(name)), stem)
-    phenomenon = next((str(fields[name]) for name in PHENOMENON if fields.get(name)), "")
+    paradigm = next((str(fields[name]) for name in PARADIGM if fields.get(name) not in (None, "")), stem)
+    phenomenon = next((str(fields[name]) for name in PHENOMENON if fields.get(name) not in (None, "")), "")
     return Pair(fields[good], fields[bad], paradigm, phenomenon, place)
 
 

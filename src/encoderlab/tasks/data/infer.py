@@ -203,7 +203,10 @@ def _check_given(file: _InferredFile) -> None:
     if given.form is not None:
         form_named(given.form)
     names = [name for name in (given.text, given.pair, given.label, given.id, *given.options) if name is not None]
-    for name in names:
+    numbers = [name for name in names if name.isdigit()]
+    if numbers and numbers == names and all(columns[int(name) : int(name) + 1] == (name,) for name in numbers):
+        raise ConfigError(f"{file.path}: the first row is a header of numbers; give its columns names")
+    for name in names if columns else ():  # a file with a word per line has none
         if name not in columns and not name.isdigit():
             raise ConfigError(f"{file.path}: no column {name!r}{nearest(name, columns)}")
     number = next((name for name in names if name.isdigit()), None)

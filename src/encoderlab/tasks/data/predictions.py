@@ -101,7 +101,7 @@ def read_predictions(
             f"labelled data"
         )
     remarks = Remarks(path)
-    guesses = _matched(path, list(_guesses(path, task, remarks)), gold, remarks, skip_others)
+    guesses = _matched(path, list(_guesses(path, task, remarks, len(gold))), gold, remarks, skip_others)
     answered = [_answered(task, example, guess, path) for example, guess in zip(gold.examples, guesses, strict=True)]
     if task.form == "tagging":
         answered = _in_scheme(path, task, answered)
@@ -137,8 +137,8 @@ def read_null_odds(path: Path, gold: Split) -> dict[str, float]:
 # The file
 
 
-def _guesses(path: Path, task: Task, remarks: Remarks) -> Iterator[GivenPrediction]:
-    """The predictions in the file, in order."""
+def _guesses(path: Path, task: Task, remarks: Remarks, expected: int) -> Iterator[GivenPrediction]:
+    """The predictions in the file, in order; empty lines after the ``expected`` number of lines do not count."""
     kind = tables.suffix(path)
     if kind in (".json", ".jsonl", ".ndjson") or kind not in COLUMNAR and tables.starts_with(path, "{"):
         yield from _of_json(path)
@@ -146,6 +146,7 @@ def _guesses(path: Path, task: Task, remarks: Remarks) -> Iterator[GivenPredicti
     names = () if kind == ".txt" else tables.columns(path, remarks)
     value = find_column(PREDICTIONS, names)
     if value is not None:
+        tables.check_once(path, names, names)
         rows = tables.records(path) if kind in COLUMNAR else tables.table(path, names, remarks)
         for record in rows:
             yield _of_record(path, record.row, record.fields)
@@ -159,7 +160,7 @@ def _guesses(path: Path, task: Task, remarks: Remarks) -> Iterator[GivenPredicti
         )
     else:
         lines = list(tables.lines(path))
-        while lines and not lines[-1][1].strip():
+        while len(lines) > expected and not lines[-1][1].strip():
             lines.pop()
         for row, line in lines:
             yield GivenPrediction(row=row, value=line.strip())

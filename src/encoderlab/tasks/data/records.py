@@ -8,7 +8,7 @@ damaged or not UTF-8.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from json import JSONDecodeError
 from pathlib import Path
@@ -53,18 +53,35 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def columns(path: Path, remarks: Remarks) -> tuple[str, ...]:
-    """Column names of a table (its first row) or keys of the first record; () for other files."""
+    """Column names of a table (its first row) or keys of the first record; () for other files.
+
+    Raises:
+        DataError: two columns of a Parquet or Arrow file have one name.
+    """
     kind = suffix(path)
     if kind in (".csv", ".tsv", ".txt") and not _is_json_text(path):
         first = next(rows(path, dialect(path, remarks)), None)
         return tuple(first[1]) if first else ()
     if kind in COLUMNAR:
         with errors_of(str(path)):
-            return tuple(column_schema(File(path)).names)
+            names = tuple(column_schema(File(path)).names)
+        check_once(path, names, names)
+        return names
     if kind in (".json", ".jsonl", ".ndjson", ".txt"):
         first_record = next(iter(records(path)), None) if not is_document(path) else None
         return tuple(first_record.fields) if first_record else ()
     return ()
+
+
+def check_once(path: Path, names: Sequence[str], used: Iterable[str]) -> None:
+    """Refuse a table with two columns of one of the ``used`` names.
+
+    Raises:
+        DataError: names the column.
+    """
+    for name in used:
+        if names.count(name) > 1:
+            raise DataError(f"{path}:1: two columns are called {name!r}; rename one of them")
 
 
 def records(path: Path) -> Iterator[Record]:

@@ -177,6 +177,8 @@ class Task:
         if split.startswith("test") and (without := FORMS[self.form].unlabelled(self, examples)) is not None:
             examples, why = without
             remarks.append(f"{paths[0].name}: {why}; read as a test file without labels")
+        elif split.startswith("test") and all(map(is_unlabelled, examples)):
+            remarks.append(f"{paths[0].name}: no label in any row, {self._where_labels_are(paths[0])}")
         return Split(
             name=split,
             examples=tuple(examples),

@@ -32,6 +32,7 @@ from encoderlab.tasks.scoring.baselines import mean_number, overlap_number
 if TYPE_CHECKING:
     from encoderlab.tasks.data.task import Task
 
+GAPS = ("", "None", "null", "nan", "NaN")  # where other tools had no number
 DECIMAL_COMMA = r"[-+]?\d+,\d+"
 
 
@@ -71,7 +72,7 @@ class RegressionForm(TextForm):
         """
         if not isinstance(layout, Columns):
             return False
-        raw = {label for example in examples for label in example.labels}
+        raw = {label for example in examples for label in example.labels if label not in GAPS}
         raw = {label.replace(",", ".") if re.fullmatch(DECIMAL_COMMA, label) else label for label in raw}
         try:
             numbers = {float(label) for label in raw}
@@ -83,8 +84,8 @@ class RegressionForm(TextForm):
 
     @classmethod
     def checked(cls, task: Task, example: Any, place: str, remarks: Remarks) -> Example:
-        label = None if example.label is None else _parsed(task, one_label(example, place).strip(), place)
-        return replace(example, label=label)
+        raw = None if example.label is None else one_label(example, place).strip()
+        return replace(example, label=None if raw is None or raw in GAPS else _parsed(task, raw, place))
 
     @classmethod
     def fits(cls, model: Network) -> bool:

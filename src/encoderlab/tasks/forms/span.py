@@ -250,7 +250,8 @@ class SpanForm(Form):
         """The windows of one question; none if training cannot learn from it."""
         if train and question.answers is None:
             return
-        span = _tokens_of(question.answers[0], passage) if question.answers else None
+        places = (_tokens_of(answer, passage) for answer in question.answers or ())
+        span = next((place for place in places if place is not None), None)  # an alias need not be in the passage
         if train and span is None and (question.answers or not self.nullable):
             return  # the passage does not contain the answer; the reader has counted that
         for window, first in self._windows(query, passage):
@@ -355,7 +356,7 @@ class SpanForm(Form):
         if model.task.config.variant != "independent":
             raise ConfigError(
                 f"{name}: the end of its {model.task.config.variant} answer head depends on the start, so two of them "
-                f"cannot be compared; fine-tune with BERT's: --set 'head={{kind: span, form: independent}}'"
+                f"cannot be compared; fine-tune with BERT's: --set 'head={{kind: span, variant: independent}}'"
             )
 
     def _unpacked(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None = None) -> _Windows:

@@ -27,7 +27,7 @@ def split_tag(tag: str) -> tuple[str, str]:
     Raises:
         DataError: another prefix.
     """
-    if tag == "O" or not tag:
+    if tag == "O":
         return "O", ""
     prefix, _, kind = tag.partition("-")
     if prefix in _PREFIXES:

@@ -123,6 +123,7 @@ def pearson(gold: Labels, predicted: Labels) -> float:
     if np.ptp(x) == 0 or np.ptp(y) == 0:
         _warn(f"correlation is 0 by convention: the {'gold values' if np.ptp(x) == 0 else 'predictions'} are constant")
         return 0.0
+    x, y = (z / np.abs(z).max() for z in (x, y))  # squares of large numbers would overflow
     x, y = x - x.mean(), y - y.mean()
     return float(np.clip(x @ y / (np.linalg.norm(x) * np.linalg.norm(y)), -1, 1))
 

@@ -59,7 +59,7 @@ def examples(layout: Layout, path: Path, remarks: Remarks) -> Iterator[Example]:
             if strange := [text for text in example.texts if not isinstance(text, str)]:
                 raise DataError(f"{path}:{example.row}: {strange[0]!r:.40} is not a text; correct the row")
             yield example
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
         fault = f"no field {error}" if isinstance(error, KeyError) else f"a field of another kind ({error})"
         place = f"{path}:{remarks.row}" if remarks.row else str(path)  # before the first record there is no row
         raise DataError(f"{place}: {fault}; expected {_description(layout)}") from error

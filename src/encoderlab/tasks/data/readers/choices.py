@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from encoderlab.errors import DataError
 from encoderlab.tasks.data import records as tables
@@ -75,12 +75,12 @@ class Options(Layout):
     def judged(self, path: Path) -> tuple[Options, str]:
         """This layout with ``first_number`` and ``by_text`` inferred from all answers of the file; and a description.
 
-        Numbers count from 1 if they are never 0 and reach the number of options. Answers are texts if all of them are
-        the text of an option and some cannot be read as its letter or number.
+        Numbers count from 1 if they are never 0 and some name the last option. Answers are texts if all of them are the
+        text of an option and some cannot be read as its letter or number.
         """
         remarks = Remarks(path)
         numbers: set[int] = set()
-        most = 0  # options of an example whose answer is a number
+        last = False  # whether an answer is the number of its example's options
         places = texts = total = 0  # counts of answers: a letter, number or name of an option; a text; all
         for record in records(path, remarks, self.needs, self.answer, positional=self.positional):
             options, keys = self._options(record)
@@ -93,7 +93,7 @@ class Options(Layout):
                 places += 1
             elif answer.isdecimal():
                 places += int(answer) <= len(options)
-                most = max(most, len(options))
+                last = last or int(answer) == sum(option != "" for option in options)
                 numbers.add(int(answer))
             else:
                 places += letter_place(answer) in range(len(options))
@@ -101,7 +101,7 @@ class Options(Layout):
             return self, "no answers"
         if texts == total and places < total:
             return replace(self, by_text=True), "texts of options"
-        first = int(0 not in numbers and most in numbers)
+        first = int(0 not in numbers and last)
         return replace(self, first_number=first), f"numbers from {first}" if numbers else "letters or names of options"
 
     def _answer(self, record: Record) -> str | None:
@@ -118,8 +118,20 @@ class Options(Layout):
             if isinstance(value, dict):  # Hugging Face's ARC: {"text": [...], "label": ["A", ...]}
                 values, keys = list(value["text"]), [str(key) for key in value["label"]]
             else:
-                values = json.loads(value) if isinstance(value, str) else list(value)
+                values = _list_of(value) if isinstance(value, str) else list(value)
         return ["" if value is None else str(value) for value in values], keys
+
+
+def _list_of(cell: str) -> list[Any]:
+    """The options in one cell.
+
+    Raises:
+        ValueError: it is not a list in JSON.
+    """
+    try:
+        return list(json.loads(cell))
+    except (TypeError, ValueError):
+        raise ValueError(f"{cell[:40]!r}, expected the options as a list in JSON") from None
 
 
 @dataclass(frozen=True, kw_only=True)

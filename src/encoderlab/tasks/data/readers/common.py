@@ -75,9 +75,7 @@ def records(
         yield from _followed(tables.table(path, None, remarks, needed=max(numbers) + 1, quoted=quoted), remarks)
     else:
         names = tables.columns(path, Remarks(path))
-        twice = [name for name in (*needs, label) if name is not None and names.count(name) > 1]
-        if twice:
-            raise DataError(f"{path}:1: two columns are called {twice[0]!r}; rename one of them")
+        tables.check_once(path, names, [name for name in (*needs, label) if name is not None])
         yield from _followed(tables.table(path, names, remarks, quoted=quoted), remarks)
 
 

@@ -100,7 +100,9 @@ def _question(
     answers_read = []
     said = set()  # once per question, whose answers are often the same words
     for answer in answers or ():
-        text, offset = str(answer["text"]), answer.get("answer_start")
+        text, offset = answer["text"], answer.get("answer_start")
+        if not isinstance(text, str):
+            raise DataError(f"{path}:{row}: an answer to question {id!r} is {text!r}, not a text; correct it")
         start = -1 if offset is None else int(offset)
         if start < 0 or passage[start : start + len(text)].lower() != text.lower():
             start = nearest_place(passage, text.strip(), start)

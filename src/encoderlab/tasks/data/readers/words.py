@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -84,8 +87,11 @@ class Conll(Layout):
                     f"{path}:{row}: {width} columns, word and tag are expected in the first {needed}; correct the line"
                 )
             start = start if words else row
+            tag = cells[self.tag] if width > 1 and self.tag is not None else None
+            if tag == "":
+                raise DataError(f"{path}:{row}: the word {cells[self.word]!r} has no tag; write O outside entities")
             words.append(cells[self.word])
-            tags.append(cells[self.tag] if width > 1 and self.tag is not None else None)
+            tags.append(tag)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,11 +233,25 @@ def _items(value: Any) -> tuple[str, ...] | None:
     """A list of words or tags, or a text of them; None if there is none."""
     if value is None:
         return None
+    if isinstance(value, str) and (listed := _written_list(value)) is not None:
+        return listed
     if isinstance(value, str):
         return tuple(value.split("\x02") if "\x02" in value else value.split())  # as ERNIE's files separate
     if None in value:
         raise TypeError(f"{value} contains null")
     return tuple(map(str, value))
+
+
+def _written_list(cell: str) -> tuple[str, ...] | None:
+    """The texts of a list as JSON or Python write it (pandas, in a CSV); None for another text."""
+    if not cell.startswith("[") or not cell.endswith("]"):
+        return None
+    for read in (json.loads, ast.literal_eval):
+        with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            found = read(cell)
+            if isinstance(found, list) and all(isinstance(one, str) for one in found):
+                return tuple(found)
+    return None
 
 
 # Which files have a word per line
