@@ -257,6 +257,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"format": FullSentences()},
         "set format.kind to xlnet_streams, or objective.memory to 0",
     ),
+    "rows that run backwards": (
+        "modernbert-mini",
+        {"format": XLNetStreams(reuse=64, separator=False)},
+        "set format.both_directions to false",
+    ),
     "a stream of XLNet's rows": ("transformer-xl-mini", {"format": recipe("xlnet-mini").format}, "are not plain text"),
     "streams for masks": (
         "bert-mini",

@@ -23,6 +23,7 @@ from encoderlab.interchange import folder as folders
 from encoderlab.interchange.load import load
 from encoderlab.model import Model
 from encoderlab.models.base import resized
+from encoderlab.nn.positions import Absolute
 from encoderlab.objectives.causal import CausalSettings
 from encoderlab.objectives.distill import DistillSettings
 from encoderlab.objectives.mlm import MLMSettings
@@ -160,6 +161,16 @@ def test_the_folder_of_another_kind_of_run_is_refused(text: str, corpus: Path, t
     (tmp_path / "recipe.json").write_text(text)
     with pytest.raises(ConfigError, match="has a run of another recipe .*budget.amount was null, now 4"):
         pretrain(short("bert-tiny", init_from="nowhere"), corpus, tmp_path)
+
+
+def test_a_teacher_with_fewer_positions_than_a_row_is_refused_at_once(corpus: Path, tmp_path: Path) -> None:
+    made = short("bert-tiny")
+    model = resized(made.model, position=Absolute(length=16))
+    pretrain(replace(made, model=model, phases=(Phase(length=16, rows=8),)), corpus, tmp_path / "teacher")
+    made = short("distilbert-tiny", objective=DistillSettings(teacher=str(tmp_path / "teacher" / "model")))
+    with pytest.raises(ConfigError, match="exceed the teacher's 16 positions; shorten phases.length to 16"):
+        pretrain(made, corpus, tmp_path / "student")
+    assert not (tmp_path / "student").exists()
 
 
 def test_another_teacher_on_resuming_is_refused(corpus: Path, tmp_path: Path) -> None:

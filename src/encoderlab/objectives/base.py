@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from encoderlab.batches.loader import Format
-from encoderlab.batches.streams import ContiguousStreams, StreamFormat
+from encoderlab.batches.streams import ContiguousStreams, StreamFormat, XLNetStreams
 from encoderlab.config import Bounded
 from encoderlab.errors import ConfigError
 from encoderlab.models import flops
@@ -58,6 +58,8 @@ class Settings(Bounded, ABC):
     compared: float = 0.0
     """The share of tokens at which logits are compared with those of a second network."""
     needs_generator: ClassVar[bool] = False
+    reads_backwards: ClassVar[bool] = False
+    """Whether rows may run backwards (the label ``backwards``)."""
     """Whether the second network is a generator, which is part of the recipe."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
@@ -103,6 +105,11 @@ class Settings(Bounded, ABC):
         if isinstance(format, ContiguousStreams):
             raise ConfigError(
                 f"contiguous_streams are for the causal objective, not {self.kind!r}; set format.kind to full_sentences"
+            )
+        if isinstance(format, XLNetStreams) and format.both_directions and not self.reads_backwards:
+            raise ConfigError(
+                f"every second row of xlnet_streams runs backwards, which {self.kind!r} would read as forwards; set "
+                "format.both_directions to false"
             )
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -42,6 +42,7 @@ class PermutationSettings(Settings):
 
     kind: Literal["permutation"] = "permutation"
     targets: Targets = Targets(block=256)
+    reads_backwards: ClassVar[bool] = True
     memory: Natural = 384
     reuse: Natural = 256
 

@@ -11,7 +11,7 @@ from encoderlab.batches.streams import StreamFormat
 from encoderlab.errors import ConfigError
 from encoderlab.nn.positions import Disentangled
 from encoderlab.objectives.distill import DistillSettings
-from encoderlab.train.networks import bare_objective
+from encoderlab.train.networks import bare_objective, check_length
 from encoderlab.train.recipe import Recipe
 
 
@@ -84,15 +84,8 @@ def _check_decoders(recipe: Recipe) -> None:
 
 def _check_lengths(recipe: Recipe) -> None:
     """Refuse rows longer than the positions of a network."""
-    beyond = recipe.format.longest(0)
-    longest = max(phase.length for phase in recipe.phases) + beyond
     for config in filter(None, (recipe.model, recipe.generator)):
-        limit = config.encoder.max_length
-        if limit is not None and longest > limit:
-            raise ConfigError(
-                f"rows of {longest} tokens exceed the model's {limit} positions; "
-                f"shorten phases.length to {limit - beyond}"
-            )
+        longest = check_length(recipe, config, "model")
         if 0 < config.mask_decoder < longest:
             raise ConfigError(
                 f"rows of {longest} tokens exceed the mask decoder's {config.mask_decoder} positions; "

@@ -133,6 +133,8 @@ def take(model: Model, source: Model, name: str) -> None:
 
 
 def same_ids(model: Model, tokenizer: Tokenizer, name: str) -> Model:
-    if model.tokenizer is not None and model.tokenizer.hash() != tokenizer.hash():
+    if model.tokenizer is None:
+        log.warning("%s has no tokenizer; its ids are taken to be those of the corpus", name)
+    elif model.tokenizer.hash() != tokenizer.hash():
         raise ConfigError(f"{name}: its tokenizer differs from the corpus's; build the corpus with --tokenizer {name}")
     return model

@@ -8,7 +8,6 @@ integers of the batch source and the sums of the current line of metrics; all ra
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import math
 import signal
@@ -426,21 +425,17 @@ class _Run:
     # Best weights
 
     def _check_best(self) -> None:
-        """Refuse an ``evaluation.best`` that no validation produces, tested on the first batch; scores of tasks are
-        known later.
+        """Refuse an ``evaluation.best`` without a validation; the first one refuses a name that it does not have.
 
         Raises:
-            ConfigError: the validation has no such number.
+            ConfigError: there is no validation.
         """
         evaluation, data = self.recipe.evaluation, self.data
-        if evaluation.best is None or data.score is not None:
-            return
-        if data.validation is None:
+        if evaluation.best is not None and data.score is None and data.validation is None:
             raise ConfigError(
                 f"evaluation.best {evaluation.best!r} needs a validation, and this run has none; "
                 "set it to null, or build the corpus with a larger validation share"
             )
-        evaluation.number(self._measured(itertools.islice(data.validation(self.recipe.phases[0]), 1)))
 
     def _keep_best(self, line: Mapping[str, Any]) -> None:
         """Save the weights if their line of validation metrics is the best so far."""

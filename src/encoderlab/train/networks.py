@@ -87,6 +87,21 @@ def check_segments(recipe: Recipe, tokenizer: Tokenizer, **networks: ModelConfig
             )
 
 
+def check_length(recipe: Recipe, config: ModelConfig, name: str) -> int:
+    """The longest row in tokens, which must not exceed the positions of the network called ``name``.
+
+    Raises:
+        ConfigError: they are longer.
+    """
+    beyond = recipe.format.longest(0)
+    longest, limit = max(phase.length for phase in recipe.phases) + beyond, config.encoder.max_length
+    if limit is not None and longest > limit:
+        raise ConfigError(
+            f"rows of {longest} tokens exceed the {name}'s {limit} positions; shorten phases.length to {limit - beyond}"
+        )
+    return longest
+
+
 def build_objective(recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus, *, resumed: bool = False) -> Objective:
     """The objective of a recipe returned by :func:`fit`, with its networks.
 
@@ -98,6 +113,7 @@ def build_objective(recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus, *, res
             raise ConfigError("distillation needs a teacher; give a model folder: --set objective.teacher=FOLDER")
         teacher = same_ids(load(settings.teacher), tokenizer, settings.teacher)
         check_segments(recipe, tokenizer, teacher=teacher.config)
+        check_length(recipe, teacher.config, "teacher")
     model, generator = _networks(recipe, tokenizer, resumed=resumed)
     second = generator if teacher is None else teacher
     return _objective(recipe, model, second, Vocabulary.of(tokenizer, corpus.counts()))
