@@ -46,7 +46,8 @@ class Finding:
 
 def not_finite(e: Evidence) -> Finding | None:
     """A loss or a gradient is not finite."""
-    broken = [line for line in e.train if line.get("loss") is None or not math.isfinite(line["loss"])]
+    told = [line for line in e.train if line["losses"]]  # others had nothing to predict
+    broken = [line for line in told if line.get("loss") is None or not math.isfinite(line["loss"])]
     if e.diverged is not None:
         broken.append(e.diverged)
     if not broken:

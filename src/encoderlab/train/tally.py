@@ -61,14 +61,14 @@ class Tally:
 
 def summary(totals: Mapping[str, Mapping[str, float]], bytes_per_token: Mapping[str, float]) -> dict[str, Any]:
     """Mean losses (nats), their weighted total, accuracies, counts, and bits per byte for the terms in
-    ``bytes_per_token``.
+    ``bytes_per_token``. The total is not a number where nothing was predicted.
 
     Bits per byte: loss / ln 2 / bytes of text per token; independent of the vocabulary. For masked targets this assumes
     that they are as long as other tokens on average.
     """
     losses = {name: term["sum"] / term["count"] for name, term in totals.items() if term["count"]}
     line: dict[str, Any] = {
-        "loss": sum(totals[name]["weight"] * loss for name, loss in losses.items()),
+        "loss": sum(totals[name]["weight"] * loss for name, loss in losses.items()) if losses else math.nan,
         "losses": losses,
         "counts": {name: int(term["count"]) for name, term in totals.items()},
     }
