@@ -172,3 +172,24 @@ def test_micro_batches_are_not_recorded() -> None:
     for micro_rows, recorded in ((None, True), (4, False)):
         training = Training(execution=Execution(micro_rows=micro_rows))
         assert records(training, World(0, 1, torch.device("cuda"))) == recorded
+
+
+def test_an_error_while_recording_ends_the_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it every later kernel would fail, instead of a message about memory."""
+    said: list[str] = []
+
+    class Graph:
+        def capture_begin(self, **how: Any) -> None:
+            said.append(how["capture_error_mode"])
+
+        def capture_end(self) -> None:
+            said.append("end")
+            if len(said) > 2:
+                raise RuntimeError("the capture is broken")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    with recording.captured(None):
+        pass
+    with pytest.raises(MemoryError), recording.captured(None):
+        raise MemoryError
+    assert said == ["thread_local", "end"] * 2

@@ -11,7 +11,8 @@ pass must be followed by its backward pass, and gradients must be used before th
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -155,10 +156,8 @@ class Replay:
 
     def record_forward(self, pool: Any, following: Replay | None) -> None:
         """Record the forward pass; ``following`` reads its output where it lies."""
-        self.forward = torch.cuda.CUDAGraph()
-        self.forward.capture_begin(pool=pool, capture_error_mode="thread_local")  # other threads prepare batches
-        self.tails = self.run()
-        self.forward.capture_end()
+        with captured(pool) as self.forward:
+            self.tails = self.run()
         self.keep(following)
 
     def keep(self, following: Replay | None) -> None:
@@ -169,10 +168,8 @@ class Replay:
     def record_backward(self, pool: Any, following: Replay | None) -> None:
         """Record the backward pass, which reads the gradient of its output where ``following`` leaves it."""
         self.make_slopes(following)
-        self.backward = torch.cuda.CUDAGraph()
-        self.backward.capture_begin(pool=pool, capture_error_mode="thread_local")
-        self.grads = torch.autograd.grad(self.tails, self.inputs, self.slopes, allow_unused=True)
-        self.backward.capture_end()
+        with captured(pool) as self.backward:
+            self.grads = torch.autograd.grad(self.tails, self.inputs, self.slopes, allow_unused=True)
         del self.tails
 
     def make_slopes(self, following: Replay | None) -> None:
@@ -200,6 +197,22 @@ class Replayed(Function):
             put(place, given)
         ctx.replay.backward.replay()
         return None, *(None if grad is None else grad.detach() for grad in ctx.replay.grads)
+
+
+@contextmanager
+def captured(pool: Any) -> Iterator[torch.cuda.CUDAGraph]:
+    """A graph of the kernels that are launched inside by this thread; others prepare batches meanwhile. After an error,
+    such as a lack of memory, the stream can be used again.
+    """
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    try:
+        yield graph
+    except BaseException:
+        with suppress(RuntimeError):
+            graph.capture_end()
+        raise
+    graph.capture_end()
 
 
 def put(place: Tensor, given: Tensor) -> None:
