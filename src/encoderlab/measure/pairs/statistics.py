@@ -41,7 +41,8 @@ def tabulate(
     """The table of one measure.
 
     Each interval is the middle 95% of 1,000 resamplings of the pairs within every paradigm. Paradigms are not
-    resampled: the interval is about other sentences of the same paradigms.
+    resampled: the interval is about other sentences of the same paradigms. Where all pairs of a paradigm end alike,
+    resampling would never vary; there its share is drawn from Beta(n + 1/2, 1/2) (Jeffreys' prior).
 
     Args:
         margins: (n,) score of the acceptable sentence minus that of the other; above 0 is right, 0 a tie.
@@ -58,17 +59,20 @@ def tabulate(
     means = counts @ values / sizes
     drawn = np.empty((DRAWS, len(paradigms)))
     for place, (name, _) in enumerate(paradigms):
-        rng = generator(0, "bootstrap", name)
-        drawn[:, place] = (
-            rng.multinomial(sizes[place], counts[place] / sizes[place], size=DRAWS) @ values / sizes[place]
-        )
+        rng, size = generator(0, "bootstrap", name), sizes[place]
+        if max(counts[place, 0], counts[place, 2]) == size:
+            surprise = rng.beta(0.5, size + 0.5, size=DRAWS)
+            drawn[:, place] = means[place] + surprise * (1 - 2 * means[place])
+        else:
+            drawn[:, place] = rng.multinomial(size, counts[place] / size, size=DRAWS) @ values / size
 
     def over(members: list[int]) -> Accuracy:
         low, high = np.quantile(drawn[:, members].mean(1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+        mean = float(means[members].mean())
         return Accuracy(
-            accuracy=float(means[members].mean()),
-            low=float(low),
-            high=float(high),
+            accuracy=mean,
+            low=min(float(low), mean),
+            high=max(float(high), mean),
             pairs=int(sizes[members].sum()),
             ties=int(counts[members, 1].sum()),
         )
