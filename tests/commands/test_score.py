@@ -120,7 +120,10 @@ def test_numbers(run) -> None:
     for words in (("gold.tsv", "--form", "regression"), ("stsb", "--data", "gold.tsv")):
         shifted = run("p.txt", right, "gold.tsv", gold, words=words)
         assert shifted["spearman"] == pytest.approx(1) and shifted["mean_squared_error"] == pytest.approx(0.65)
-    assert "p.txt:2: label 'nan'" in run("p.txt", right.replace("1.5", "nan"), "gold.tsv", gold, words=words)[1]
+    assert (
+        "p.txt:2: 'nan' is not a prediction"
+        in run("p.txt", right.replace("1.5", "nan"), "gold.tsv", gold, words=words)[1]
+    )
 
 
 def test_several_labels(run) -> None:

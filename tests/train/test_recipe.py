@@ -111,7 +111,8 @@ def test_ramp(rows: int, goal: int, done: float) -> None:
     assert ramp.rows_at(0.2999999, goal) * 2 >= goal
 
 
-def test_a_number_that_is_not_finite_improves_nothing() -> None:
+def test_a_number_that_is_not_finite_improves_on_none_alone() -> None:
     evaluation = Evaluation(best="loss")
-    assert not evaluation.improves(math.nan, None) and not evaluation.improves(math.nan, math.nan)
+    assert not evaluation.improves(math.nan, 1.0) and not evaluation.improves(math.nan, math.nan)
+    assert evaluation.improves(math.nan, None) and evaluation.improves(1.0, math.nan)
     assert evaluation.improves(1.0, None) and evaluation.improves(1.0, 2.0) and not evaluation.improves(2.0, 1.0)

@@ -136,10 +136,10 @@ class Evaluation(Bounded):
         return float(numbers[name])
 
     def improves(self, value: float, on: float | None) -> bool:
-        """Whether ``value`` is better than ``on``, the best number so far or None; NaN is not."""
-        if not math.isfinite(value):
-            return False
-        if on is None:
+        """Whether ``value`` is better than ``on``, the best number so far or None. NaN is better than None alone."""
+        if on is None or not math.isfinite(value):
+            return on is None
+        if not math.isfinite(on):
             return True
         return value < on if self.best == "loss" else value > on
 
