@@ -146,7 +146,7 @@ def _guesses(path: Path, task: Task, remarks: Remarks, expected: int) -> Iterato
     names = () if kind == ".txt" else tables.columns(path, remarks)
     value = find_column(PREDICTIONS, names)
     if value is not None:
-        tables.check_once(path, names, names)
+        tables.check_once(path, names, [name for name in (value, find_column(IDS, names)) if name is not None])
         rows = tables.records(path) if kind in COLUMNAR else tables.table(path, names, remarks)
         for record in rows:
             yield _of_record(path, record.row, record.fields)
