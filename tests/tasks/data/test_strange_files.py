@@ -53,7 +53,7 @@ def test_two_columns_of_one_name(tmp_path: Path) -> None:
     (guesses := tmp_path / "g.csv").write_text("prediction,,\nx,1,\ny,2,\n")
     assert (
         len(read_predictions(guesses, with_labels(task, found), found)[0]) == 2
-    )  # names that nothing reads may repeat
+    )  # unread names may repeat
     guesses.write_text("prediction,prediction\nx,y\ny,x\n")
     with pytest.raises(DataError, match="two columns are called 'prediction'"):
         read_predictions(guesses, with_labels(task, found), found)
