@@ -116,6 +116,7 @@ YAML
 }
 
 export PYTHON OUT CORPUS SMALL
+export -f lab
 machine | tee "$OUT/machine.json"
 [ -e "$CORPUS/manifest.json" ] || lab corpus build python:stdlib --out "$CORPUS" --vocab-size 8000 2>"$OUT/corpus.log"
 for word in "${@:-tests speed predict kernels run studies}"; do

@@ -51,9 +51,7 @@ def test_a_word_without_a_tag(tmp_path: Path) -> None:
 def test_two_columns_of_one_name(tmp_path: Path) -> None:
     task, found = read(tmp_path / "t.csv", "text,label\na,x\nb,y\n")
     (guesses := tmp_path / "g.csv").write_text("prediction,,\nx,1,\ny,2,\n")
-    assert (
-        len(read_predictions(guesses, with_labels(task, found), found)[0]) == 2
-    )  # unread names may repeat
+    assert len(read_predictions(guesses, with_labels(task, found), found)[0]) == 2  # unread names may repeat
     guesses.write_text("prediction,prediction\nx,y\ny,x\n")
     with pytest.raises(DataError, match="two columns are called 'prediction'"):
         read_predictions(guesses, with_labels(task, found), found)
