@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,18 +15,12 @@ for package in ("starlette", "uvicorn", "httptools", "orjson", "prometheus_clien
 
 from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
 
-from encoderlab.deploy.serve.http import Guard, Limits  # noqa: E402
+from encoderlab.deploy.serve.http import Guard  # noqa: E402
 from encoderlab.deploy.serve.texts import words_of  # noqa: E402
 from encoderlab.inference import encode, fill_mask  # noqa: E402
-from encoderlab.nn.heads import Classification, Tagging  # noqa: E402
+from encoderlab.nn.heads import Classification, Span, Tagging  # noqa: E402
 from tests.deploy.served import KEY, TEXTS, Asked, serving, unit, with_head  # noqa: E402
 from tests.tasks.tiny import model as tiny  # noqa: E402
-
-
-@pytest.fixture(scope="module")
-def pretrained() -> Iterator[Asked]:
-    with serving(tiny("bert-tiny").eval(), limits=Limits(body=20_000, texts=40, characters=500)) as asked:
-        yield asked
 
 
 def test_vectors_are_those_of_encode_in_every_protocol(pretrained: Asked) -> None:
@@ -280,3 +273,15 @@ def test_entities_stand_where_they_are_in_the_text() -> None:
         for wrong in ({"aggregation_strategy": "max"}, {"stride": 2}):
             assert asked("/", {"inputs": text, "parameters": wrong})[0] == 422
     assert [word for word, _, _ in words_of(text)] == ["the", "red", "cat", "sat", "我", "是", "."]
+
+
+@pytest.mark.parametrize("variant", ["independent", "conditional"])
+def test_answers_stand_in_the_passage(variant: Any) -> None:
+    predictor = with_head(Span(variant=variant), ())
+    passage = "the cat sat on the mat . who is it ?"
+    with serving(predictor.model, predictor) as asked:
+        status, found, _ = asked("/", {"inputs": {"question": "where ?", "context": passage}})
+        assert status == 200 and passage[found["start"] : found["end"]].strip() == found["answer"] != ""
+        several = asked("/", {"inputs": {"question": "?", "context": passage}, "parameters": {"top_k": 3}})[1]
+        assert len(several) == 3
+        assert asked("/", {"inputs": {"question": "?"}})[1].keys() == {"error"}

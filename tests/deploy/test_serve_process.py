@@ -35,27 +35,8 @@ from encoderlab.deploy.serve.service import Service, pooling_of  # noqa: E402
 from encoderlab.errors import ConfigError, DataError  # noqa: E402
 from encoderlab.inference import encode  # noqa: E402
 from encoderlab.interchange import folder as folders  # noqa: E402
-from encoderlab.nn.heads import Span  # noqa: E402
-from tests.deploy.served import KEY, TEXTS, Asked, serving, unit, with_head  # noqa: E402
+from tests.deploy.served import KEY, TEXTS, Asked, serving, unit  # noqa: E402
 from tests.tasks.tiny import model as tiny  # noqa: E402
-
-
-@pytest.fixture(scope="module")
-def pretrained() -> Iterator[Asked]:
-    with serving(tiny("bert-tiny").eval(), limits=Limits(body=20_000, texts=40, characters=500)) as asked:
-        yield asked
-
-
-@pytest.mark.parametrize("variant", ["independent", "conditional"])
-def test_answers_stand_in_the_passage(variant: Any) -> None:
-    predictor = with_head(Span(variant=variant), ())
-    passage = "the cat sat on the mat . who is it ?"
-    with serving(predictor.model, predictor) as asked:
-        status, found, _ = asked("/", {"inputs": {"question": "where ?", "context": passage}})
-        assert status == 200 and passage[found["start"] : found["end"]].strip() == found["answer"] != ""
-        several = asked("/", {"inputs": {"question": "?", "context": passage}, "parameters": {"top_k": 3}})[1]
-        assert len(several) == 3
-        assert asked("/", {"inputs": {"question": "?"}})[1].keys() == {"error"}
 
 
 def test_an_overload_is_refused_at_once_and_loses_nothing() -> None:

@@ -48,23 +48,21 @@ def compile_layers(objective: Objective) -> None:
             block.compile()
 
 
-def record_layers(objective: Objective, shapes: Collection[tuple[int, int]]) -> None:
-    """Let layers record themselves on a GPU for batches of these ``shapes``, see :class:`Recordings`."""
+def record_layers(objective: Objective, shapes: Collection[tuple[int, int]]) -> list[Recordings]:
+    """Let layers record themselves on a GPU for batches of these ``shapes``; returns what to make ready before each
+    forward pass, see :class:`Recordings`.
+    """
+    made = []
     for encoder in encoders(objective):
         encoder.recordings = Recordings(shapes)
+        made.append(encoder.recordings)
+    return made
 
 
 def records(recipe: Training, world: World) -> bool:
     """Whether layers are recorded. The gradients of a micro-batch would overwrite those of the one before it."""
     execution = recipe.execution
     return execution.record and execution.micro_rows is None and world.device.type == "cuda" and world.size == 1
-
-
-def replay_layers(objective: Objective) -> None:
-    """Let the next forward pass use recordings, if there are any; its backward pass must be the next one."""
-    for encoder in encoders(objective):
-        if encoder.recordings is not None:
-            encoder.recordings.ready = True
 
 
 class Engine:
@@ -79,10 +77,11 @@ class Engine:
         if world.device.type == "cpu":
             kernels.keep_memory()
         self.objective = objective.to(world.device).train()
+        self.recordings: list[Recordings] = []
         if recipe.execution.compile:
             compile_layers(objective)
         elif records(recipe, world):
-            record_layers(objective, {(phase.rows, phase.length) for phase in recipe.phases})
+            self.recordings = record_layers(objective, {(phase.rows, phase.length) for phase in recipe.phases})
         self.sharded = recipe.execution.parallel == "fsdp" and world.size > 1
         self.model = spread(objective, world, recipe.execution.parallel, recipe.exchange)
         self.optimizer = Optimizer(group_parameters(objective, recipe.optim), recipe.optim)
@@ -156,8 +155,8 @@ class Engine:
         assert piece.rows is not None
         noise = Noise(self.recipe.seed, number, piece.rows)
         memory = None if self.memory is None else tuple(layer[start:stop] for layer in self.memory)
-        if "continues" not in piece.labels:  # memory of a stream would be overwritten by the next replay
-            replay_layers(self.objective)
+        for recordings in self.recordings:
+            recordings.ready = "continues" not in piece.labels  # the next replay would overwrite a stream's memory
         mode, device = self.recipe.precision, self.world.device
         with synchronised(self.model, last), products(mode, device):
             with precision(mode, device):

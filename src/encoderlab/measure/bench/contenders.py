@@ -24,12 +24,13 @@ from encoderlab.model import Model
 from encoderlab.models.base import ModelConfig
 from encoderlab.nn.kernels.plain import draw
 from encoderlab.nn.noise import Noise
+from encoderlab.nn.recording import Recordings
 from encoderlab.objectives.base import Objective
 from encoderlab.objectives.distill import Distill, DistillSettings
 from encoderlab.objectives.permutation import PermutationSettings
 from encoderlab.objectives.rtd import GENERATOR_SAMPLES, ReplacedTokenDetection, RTDSettings, uniform
 from encoderlab.objectives.vocabulary import Vocabulary
-from encoderlab.train.engine import compile_layers, record_layers, replay_layers
+from encoderlab.train.engine import record_layers
 
 LR, SEED = 1e-4, 0
 
@@ -59,15 +60,15 @@ def objective_of(case: Case, vocabulary: Vocabulary) -> Objective:
 class Ours:
     """A step as our loop runs it."""
 
-    def __init__(self, case: Case, vocabulary: Vocabulary, *, compile: bool = False) -> None:
+    def __init__(self, case: Case, vocabulary: Vocabulary) -> None:
         self.objective = objective_of(case, vocabulary).train()
         self.parameters = [p for p in self.objective.parameters() if p.requires_grad]
-        if compile:
-            compile_layers(self.objective)
+        self.recordings: list[Recordings] = []
 
     def record(self, batches: Iterable[Batch]) -> None:
         """Record the layers for these batches, as the training loop does on a GPU."""
-        record_layers(self.objective, {(len(batch), batch.ids.shape[1]) for batch in batches})
+        shapes = {(len(batch), batch.ids.shape[1]) for batch in batches}
+        self.recordings = record_layers(self.objective, shapes)
 
     def batches(self, rows: list[list[Row]]) -> list[Batch]:
         """A batch of each part of the rows.
@@ -85,7 +86,8 @@ class Ours:
 
     def loss(self, batch: Batch, step: int) -> Tensor:
         assert batch.rows is not None
-        replay_layers(self.objective)
+        for recordings in self.recordings:
+            recordings.ready = True
         terms, _ = self.objective(batch, noise=Noise(SEED, step, batch.rows))
         return sum((t.sum * (t.weight / t.count) for t in terms.values()), torch.zeros(()))
 
@@ -280,4 +282,3 @@ SDPA = (
     "electra",
     "modernbert",
 )  # the families whose attention transformers can fuse
-CONTENDERS: dict[str, type[Ours] | type[Theirs]] = {"ours": Ours, "transformers": Theirs}

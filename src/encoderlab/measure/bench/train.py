@@ -95,11 +95,11 @@ class Contest:
     def __exit__(self, *_: object) -> None:
         self.stack.close()
 
-    def measured(self, *, parts: bool = True) -> dict[str, Any]:
-        """The numbers of :func:`run`, without the difference of the losses; ``parts``: with the time by part."""
+    def measured(self) -> dict[str, Any]:
+        """The numbers of :func:`run`, without the difference of the losses."""
         setting, took = self.setting, self._turns()
         working = {name: worker for name, worker in self.workers.items() if name not in self.failed}
-        by_part = {name: worker.call("profile") for name, worker in working.items()} if parts else {}
+        parts = {name: worker.call("profile") for name, worker in working.items()}
         memory = {name: worker.call("memory") for name, worker in working.items()}
         result: dict[str, Any] = {
             "case": self.case.name,
@@ -111,14 +111,13 @@ class Contest:
             "threads": setting.threads,
             "tokens_per_second": {name: statistics.median(took.speed[name]) for name in working},
             "memory": memory,
-            "parts": {name: shares(seconds) for name, seconds in by_part.items()},
+            "parts": {name: shares(seconds) for name, seconds in parts.items()},
             "padding": padded_share(self.rows),
             **took.against_peak(operations_per_token(self.case, self.rows, setting)),
         }
         if torch.cuda.is_available():
             result["busy"] = {
-                name: sum(of_parts.values()) / statistics.median(took.seconds[name])
-                for name, of_parts in by_part.items()
+                name: sum(of_parts.values()) / statistics.median(took.seconds[name]) for name, of_parts in parts.items()
             }
         for name, key in zip(self.others, ("ratio", "ratio_compiled"), strict=False):
             if name in working:

@@ -20,7 +20,7 @@ from torch import Tensor
 from encoderlab.batches.rows import Row
 from encoderlab.errors import EncoderlabError, OutOfMemory, is_out_of_memory
 from encoderlab.inference import device_name, usual_device
-from encoderlab.measure.bench.contenders import CONTENDERS, LR, Ours
+from encoderlab.measure.bench.contenders import LR, Ours, Theirs
 from encoderlab.measure.bench.families import Case
 from encoderlab.measure.bench.parts import time_by_part
 from encoderlab.nn import kernels
@@ -120,7 +120,8 @@ class _Player:
         self.gpu_memory = 0  # the largest allocation during counted steps
         self.number = 0  # of the next step
 
-        self.contender = CONTENDERS[work.contender](work.case, work.vocabulary, compile=work.compile)
+        made_of = work.case, work.vocabulary
+        self.contender = Ours(*made_of) if self.is_ours else Theirs(*made_of, compile=work.compile)
         maker = self.contender if isinstance(self.contender, Ours) else Ours(work.case, work.vocabulary)
         started = time.perf_counter()
         made = maker.batches(work.rows)
@@ -130,7 +131,7 @@ class _Player:
         self.sizes = [batch.num_tokens for batch in made]
         del maker  # before the optimizer takes its memory
         contender = self.contender
-        if isinstance(contender, Ours) and self.device.type == "cuda" and not work.compile:
+        if isinstance(contender, Ours) and self.device.type == "cuda":
             contender.record(self.batches)
         network = contender.objective if isinstance(contender, Ours) else contender.networks
         network.to(self.device)

@@ -31,7 +31,7 @@ from encoderlab.tasks.forms.base import (
     known_label,
 )
 from encoderlab.tasks.forms.batching import Item, TaskBatch
-from encoderlab.tasks.forms.texts import TextForm, TextSettings, label_of, one_label
+from encoderlab.tasks.forms.texts import GAPS, TextForm, TextSettings, label_of, one_label
 from encoderlab.tasks.scoring import metrics
 from encoderlab.tasks.scoring.analysis import Mistake, by_class, confusion
 from encoderlab.tasks.scoring.baselines import bag_of_words, majority, threshold_on_overlap
@@ -41,7 +41,7 @@ from encoderlab.train.data import Chance
 if TYPE_CHECKING:
     from encoderlab.tasks.data.task import Task
 
-NO_LABEL = ("", "-1", "-1.0", "None", "null", "nan", "NaN")  # values of test files instead of a label
+NO_LABEL = (*GAPS, "-1", "-1.0")  # values of test files instead of a label
 
 
 @dataclass(frozen=True, kw_only=True)

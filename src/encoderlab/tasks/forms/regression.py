@@ -24,7 +24,7 @@ from encoderlab.tasks.data.examples import Example, Remarks
 from encoderlab.tasks.data.readers import Columns, Layout
 from encoderlab.tasks.forms.base import FormSettings, Network, Predictions, Scores
 from encoderlab.tasks.forms.batching import Item, TaskBatch
-from encoderlab.tasks.forms.texts import TextForm, TextSettings, label_of, one_label
+from encoderlab.tasks.forms.texts import GAPS, TextForm, TextSettings, label_of, one_label
 from encoderlab.tasks.scoring import metrics
 from encoderlab.tasks.scoring.analysis import POINTS
 from encoderlab.tasks.scoring.baselines import mean_number, overlap_number
@@ -32,7 +32,6 @@ from encoderlab.tasks.scoring.baselines import mean_number, overlap_number
 if TYPE_CHECKING:
     from encoderlab.tasks.data.task import Task
 
-GAPS = ("", "None", "null", "nan", "NaN")  # where other tools had no number
 DECIMAL_COMMA = r"[-+]?\d+,\d+"
 
 

@@ -197,6 +197,9 @@ def _targets(batch: TaskBatch) -> Tensor:
     return targets.new_empty(len(sizes), *targets.shape[1:]).index_copy(0, group, targets)  # equal in all windows
 
 
+GAPS = ("", "None", "null", "nan", "NaN")  # where other tools had no value
+
+
 def one_label(example: Text, place: str) -> str:
     """The label as written in the file.
 
