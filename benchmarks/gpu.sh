@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What runs on a GPU, proven and timed: everything is written below OUT, a log and a JSON file for each part.
 #
-#     OUT=gpu CORPUS=corpora/en DATA=data bash benchmarks/gpu.sh [tests|speed|predict|kernels|run|studies ...]
+#     OUT=gpu CORPUS=corpora/en DATA=data bash benchmarks/gpu.sh [tests|speed|predict|kernels|run|recipes|studies ...]
 #
 # Without a word all parts run, each within its MINUTES, so that a part that hangs does not cost the others. CORPUS is a
 # corpus folder, by default one that is built of python:stdlib; DATA holds glue/ and ner/ for the part run, and pretrain_en/
@@ -100,6 +100,14 @@ run() {
     done
 }
 
+# Recipes for small-en at 4.9e15 FLOPs each, on a CORPUS of ten million words with its tokenizer, scored on minimal pairs.
+recipes() {
+    [ -n "${DATA:-}" ] || return 0
+    part recipes $((RUN_MINUTES + 4)) "$PYTHON" -m benchmarks.pretrained.candidates --corpus "$CORPUS" \
+        --pairs "$DATA/pairs/blimp" --out "$OUT/recipes" --side-by-side "${SIDE:-4}" --set phases.0.rows=64 \
+        ${SMALL:+--flops 1e11 --set precision=fp32 --set evaluation.rows=8 --set phases.0.rows=8}
+}
+
 # The claims of the papers, from where benchmarks/studies/found/ stands; cells run side by side on the one GPU.
 studies() {
     if [ -n "$SMALL" ]; then
@@ -119,6 +127,6 @@ export PYTHON OUT CORPUS SMALL
 export -f lab
 machine | tee "$OUT/machine.json"
 [ -e "$CORPUS/manifest.json" ] || lab corpus build python:stdlib --out "$CORPUS" --vocab-size 8000 2>"$OUT/corpus.log"
-for word in "${@:-tests speed predict kernels run studies}"; do
+for word in "${@:-tests speed predict kernels run recipes studies}"; do
     for name in $word; do "$name"; done
 done
