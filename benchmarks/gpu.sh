@@ -18,10 +18,11 @@ RUN_MINUTES=${RUN_MINUTES:-10}
 RUN_RECIPES=${RUN_RECIPES:-electra-small}
 STUDY_MINUTES=${STUDY_MINUTES:-9}
 SIDE_BY_SIDE=$("$PYTHON" -c "import xdist" 2>/dev/null && echo "-n $(($(nproc) < 12 ? $(nproc) : 12))")
-export PYTHONPATH=$PWD/src:$PWD PYTHONUNBUFFERED=1 CI=1
+export PYTHONPATH=$PWD/src:$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 CI=1
 mkdir -p "$OUT"
 
 lab() { "$PYTHON" -m encoderlab "$@"; }
+hours() { "$PYTHON" -c "print($1 / 60)"; }
 
 # part NAME MINUTES COMMAND...: output to OUT/NAME.log (and OUT/NAME.json, what comes on standard output)
 part() {
@@ -91,7 +92,7 @@ run() {
     [ -n "$SMALL" ] && budget=(--steps 3 --set evaluation.rows=8 --set "phases.0.rows=4") && seeds=1
     for recipe in $RUN_RECIPES; do
         part run-$recipe $((RUN_MINUTES + 4)) lab pretrain "$recipe" --corpus "$CORPUS" --out "$OUT/runs/$recipe" \
-            --set precision=bf16 --set schedule.warmup=0.05 "${budget[@]:---hours=$(echo "$RUN_MINUTES/60" | bc -l)}" --json
+            --set precision=bf16 --set schedule.warmup=0.05 "${budget[@]:---hours=$(hours "$RUN_MINUTES")}" --json
         [ -n "${DATA:-}" ] || continue
         for task in cola sst2 mrpc stsb conll2003; do
             part finetune-$recipe-$task 6 lab finetune $task --data "$DATA/$(folder $task)" --model "$OUT/runs/$recipe" \
@@ -108,7 +109,8 @@ recipes() {
         ${SMALL:+--flops 1e11 --set precision=fp32 --set evaluation.rows=8 --set phases.0.rows=8}
 }
 
-# The claims of the papers, from where benchmarks/studies/found/ stands; cells run side by side on the one GPU.
+# The claims of the papers, from where benchmarks/studies/found/ stands; cells run side by side on the one GPU. STUDIES
+# names studies, else all run one after the other, until STUDY_MINUTES have passed.
 studies() {
     if [ -n "$SMALL" ]; then
         cat >"$OUT/study.yaml" <<YAML
@@ -117,8 +119,11 @@ studies() {
 YAML
         part studies 5 lab study "$OUT/study.yaml" --out "$OUT/study" --json
     elif [ -n "${DATA:-}" ]; then
-        HOURS=$(echo "$STUDY_MINUTES/60" | bc -l) WORKERS=$(nproc) part studies $((STUDY_MINUTES + 2)) \
-            bash benchmarks/studies/run.sh
+        HOURS=$(hours "$STUDY_MINUTES") WORKERS=${WORKERS:-$(nproc)} part studies "$STUDY_MINUTES" \
+            bash benchmarks/studies/run.sh ${STUDIES:-}
+        for study in runs/studies/*; do  # the last one may have been interrupted
+            "$PYTHON" -m benchmarks.studies.keep "$(basename "$study")" >>"$OUT/studies.log"
+        done
         tar czf "$OUT/found.tar.gz" benchmarks/studies/found
     fi
 }

@@ -10,7 +10,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 DATA=$(realpath "${DATA:-data}")
 PYTHON=${PYTHON:-.venv/bin/python}
-export PYTHONPATH=${CODE:-$PWD}/src OMP_NUM_THREADS=${THREADS:-1}
+export PYTHONPATH=${CODE:-$PWD}/src${PYTHONPATH:+:$PYTHONPATH} OMP_NUM_THREADS=${THREADS:-1}
 renice -n 19 $$ >/dev/null
 echo 19 2>/dev/null >/proc/self/autogroup || true
 mkdir -p runs/corpora runs/studies
