@@ -108,7 +108,7 @@ def step(encoder: Encoder, number: int) -> list[Tensor]:
     noise, two = Noise(3, number, torch.arange(B, device=DEVICE)), encoder.config.conv_branch is None
     states = encoder(**inputs, noise=noise, keep_keyed=two)
     loss = states.last[real].square().sum() + states.layers[1][real].pow(3).sum()
-    if two:  # a query stream, whose layers are not recorded, reads the keys and values of the recorded ones
+    if two:  # a query stream over the keys and values of the recorded layers
         at = torch.arange(3, device=DEVICE).expand(B, -1)
         queries = states.layers[0][:, :3]
         loss = loss + encoder.query_stream(states, queries, at, layers=range(encoder.depth), noise=noise).sum()
@@ -129,7 +129,9 @@ def test_steps(name: str) -> None:
         replayed.recordings.ready = True
         for got, want in zip(step(replayed, number), step(usual, number), strict=True):
             torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5 * max(1.0, float(want.abs().max())))
-        assert not replayed.recordings.ready and len(replayed.recordings._recorded) == 1
+        streams = {key[0][0] for key in replayed.recordings._recorded}
+        assert not replayed.recordings.ready and len(replayed.recordings._recorded) == len(streams)
+        assert streams == ({"layers"} if usual.config.conv_branch else {"layers", "queries"})
         with torch.no_grad():  # weights change in place
             for one, other in zip(usual.parameters(), replayed.parameters(), strict=True):
                 one.mul_(0.9)
@@ -143,7 +145,7 @@ def test_a_new_shape_replaces_the_old_one() -> None:
         encoder.recordings.ready = True
         inputs = {name: x[:, :length] for name, x in batch(0).items()}
         encoder(**inputs, noise=Noise(3, 0, torch.arange(B, device=DEVICE))).last.sum().backward()
-        assert [key[0][1] for key in encoder.recordings._recorded] == [length]
+        assert [key[0][1][1] for key in encoder.recordings._recorded] == [length]
 
 
 def test_other_passes_run_as_usual() -> None:

@@ -370,7 +370,14 @@ class Encoder(nn.Module):
         scope = states.scope.of_queries(at, visible, _remembered(memory))
         x, keyed = queries, dict(enumerate(states.keyed))
         scopes = self._of_layers(scope, noise, layers, self.depth + 1)
+        recorded = None
+        if self.recordings is not None and memory is None and layers == range(self.depth):
+            sources = [keyed.get(i) or states.layers[i] for i in layers]
+            recorded = self.recordings.of_queries(x, [self.block(i) for i in layers], scopes, sources)
         for i, scope_of_layer in zip(layers, scopes, strict=True):
+            if recorded is not None:
+                x, _ = recorded(i, x)
+                continue
             source = keyed.get(i) or self._source(states.layers[i], memory, i)
             x, keyed[i] = self.block(i)(x, source, scope_of_layer)
         return self._finish(x, noise, stream=1)

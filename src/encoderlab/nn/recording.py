@@ -14,7 +14,7 @@ import gc
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -41,6 +41,7 @@ class Recordings:
     def __init__(self, shapes: Collection[tuple[int, int]]) -> None:
         self.shapes = frozenset(shapes)
         self.ready = False  # set before a forward pass whose backward pass comes before the next forward pass
+        self._replayed = False  # whether the layers of this forward pass are, so that its query stream may be
         self._recorded: dict[Any, Recorded] = {}
 
     def of(self, x: Tensor, blocks: Sequence[Block], scopes: Sequence[Scope], *, chained: bool) -> Recorded | None:
@@ -48,29 +49,52 @@ class Recordings:
         runs as usual. ``chained``: each layer reads what the layer before it has written.
         """
         fits = tuple(x.shape[:2]) in self.shapes
-        if not (blocks and fits and self.ready and x.requires_grad and torch.is_grad_enabled()):
+        self._replayed = bool(blocks) and fits and self.ready and x.requires_grad and torch.is_grad_enabled()
+        if not self._replayed:
             return None
         self.ready = False
-        layers = [
-            Layer(block, *apart(replace(scope, nearby=None))) for block, scope in zip(blocks, scopes, strict=True)
-        ]
+        layers = [Layer(block, scope, None) for block, scope in zip(blocks, scopes, strict=True)]
+        return self._find("layers", x, layers, chained)
+
+    def of_queries(
+        self, x: Tensor, blocks: Sequence[Block], scopes: Sequence[Scope], sources: Sequence[Tensor | Keyed]
+    ) -> Recorded | None:
+        """The recording of a query stream x (B, T, D) over the ``sources`` of each layer; None where the layers that
+        made these ran as usual. The number T of queries should be the same in every batch.
+        """
+        if not (self._replayed and x.requires_grad):
+            return None
+        self._replayed = False
+        return self._find("queries", x, list(map(Layer, blocks, scopes, sources)), True)
+
+    def _find(self, stream: str, x: Tensor, layers: Sequence[Layer], chained: bool) -> Recorded:
         device = x.device.type
         autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        key = (tuple(x.shape), x.dtype, autocast, tuple(layer.key() for layer in layers))
+        shape = (stream, tuple(x.shape))
+        key = (shape, x.dtype, autocast, tuple(layer.key() for layer in layers))
         if key not in self._recorded:
             # A phase of other rows has ended, and its activations would stay allocated.
-            self._recorded = {known: kept for known, kept in self._recorded.items() if known[0] == key[0]}
+            self._recorded = {
+                known: kept for known, kept in self._recorded.items() if known[0] == shape or known[0][0] != stream
+            }
             self._recorded[key] = Recorded(x, layers, autocast, chained=chained)
         self._recorded[key].read([layer.tensors for layer in layers])
         return self._recorded[key]
 
 
-class Layer(NamedTuple):
-    """A layer to record: its block, and its scope taken :func:`apart`."""
+class Layer:
+    """A layer to record: its block, and its scope and the source of its keys and values taken :func:`apart`.
 
-    block: Block
-    tensors: dict[str, Tensor]
-    rest: Any
+    ``source`` None: the states that the layer reads.
+    """
+
+    def __init__(self, block: Block, scope: Scope, source: Tensor | Keyed | None) -> None:
+        self.block = block
+        self.tensors, self.rest = apart(replace(scope, nearby=None, keep_keyed=scope.keep_keyed and source is None))
+        if isinstance(source, Keyed):
+            self.tensors |= source._asdict()
+        elif source is not None:
+            self.tensors["source"] = source
 
     def key(self) -> Any:
         """What a recording depends on, besides the numbers in the tensors."""
@@ -140,11 +164,12 @@ class Replay:
 
     def run(self) -> tuple[Tensor, ...]:
         """The layer's output, and its keys and values if the scope keeps them."""
-        scope = together(self.rest, self.tensors)
+        scope, tensors = together(self.rest, self.tensors), self.tensors
+        source = Keyed(tensors["key"], tensors["value"]) if "key" in tensors else tensors.get("source", self.x)
         device = self.x.device.type
         # Without a cache, whose casts would belong to another recording.
         with torch.autocast(device, dtype=self.autocast, enabled=self.autocast is not None, cache_enabled=False):
-            out, keyed = self.block(self.x, self.x, scope)
+            out, keyed = self.block(self.x, source, scope)
         return (out,) if keyed is None else (out, *keyed)
 
     def warm(self) -> Tensor:

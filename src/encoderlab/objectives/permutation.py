@@ -95,9 +95,10 @@ class Permutation(Objective):
         settings = self.settings
         orders = [permute(row, settings.targets, settings.reuse, generator(seed, "order", *row.key)) for row in rows]
         batch = collate(rows, pad=self.pad)
-        length = batch.ids.shape[1]
-        batch.labels["positions"] = stack([o.positions for o in orders], -1)
-        batch.labels["targets"] = stack([o.targets for o in orders], IGNORE)
+        # As many queries in every batch, because a recorded query stream belongs to one number of them.
+        length, queries = batch.ids.shape[1], settings.targets.count
+        batch.labels["positions"] = stack([o.positions for o in orders], -1, length=queries)
+        batch.labels["targets"] = stack([o.targets for o in orders], IGNORE, length=queries)
         # ``doc`` hides padding, so its ranks do not matter.
         batch.labels["query_rank"] = stack([o.query_rank for o in orders], 0, length=length)
         batch.labels["key_rank"] = stack([o.key_rank for o in orders], 0, length=length)
