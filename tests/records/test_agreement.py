@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 from encoderlab.corpus.blocks import read_blocks
 from encoderlab.corpus.sources import Reading, Source, inspect_source
 from encoderlab.errors import DataError
+from encoderlab.records import reading
+from encoderlab.records.opening import File
 from encoderlab.tasks.data import records as tables
 from encoderlab.tasks.data.examples import Remarks
 
@@ -140,6 +142,13 @@ def test_json_lines(tmp_path_factory, texts, end):
     assume(texts[0] is not None)
     corpus, task = of_corpora(path, "jsonl", "text"), of_tasks(path, "text")
     assert not isinstance(corpus, str) and [(line, text) for line, text in task if text is not None] == corpus
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_lines_end_as_in_any_system(end, tmp_path):
+    path = tmp_path / "t.txt"
+    path.write_text(end.join(["one", "two words", ""]), newline="")
+    assert list(reading.lines(File(path))) == [(1, "one"), (2, "two words")]
 
 
 def test_parquet(tmp_path):

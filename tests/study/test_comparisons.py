@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from encoderlab.study.statistics import compare, holm, power_law, two_sided, verdict
+from encoderlab.study.statistics import compare, holm, power_law, verdict
+from encoderlab.tasks.scoring.metrics import t_quantile, two_sided
 
 
 @pytest.mark.parametrize(
@@ -19,6 +20,7 @@ def test_tails_are_those_of_the_printed_table(freedom: int, quantile: float) -> 
     assert two_sided(quantile, freedom) == pytest.approx(0.05, abs=2e-5)
     assert two_sided(-quantile, freedom) == two_sided(quantile, freedom)
     assert two_sided(0.0, freedom) == pytest.approx(1.0)
+    assert t_quantile(freedom) == pytest.approx(quantile, abs=1e-4)
 
 
 def test_tails_are_those_of_simulated_differences() -> None:
@@ -33,8 +35,12 @@ def test_a_paired_comparison() -> None:
     assert found["difference"] == pytest.approx(0.2)
     assert (found["low"], found["high"]) == (pytest.approx(0.2 - half, rel=1e-3), pytest.approx(0.2 + half, rel=1e-3))
     assert found["p"] == pytest.approx(two_sided(0.2 / (0.1 / 3**0.5), 2))
-    assert compare([0.5])["p"] == 1.0 and compare([0.5])["low"] == -math.inf
-    assert compare([0.0, 0.0])["p"] == 1.0 and compare([0.3, 0.3])["p"] == 0.0
+
+
+@pytest.mark.parametrize("differences", [[0.5], [0.0, 0.0], [0.3, 0.3], [0.6 - 0.5, 0.7 - 0.6, 0.8 - 0.7]])
+def test_equal_differences_say_nothing_of_their_spread(differences: list[float]) -> None:
+    found = compare(differences)
+    assert (found["low"], found["high"], found["p"], found["needed"]) == (-math.inf, math.inf, 1.0, None)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=9))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -189,6 +190,14 @@ def test_killed_while_saving(tmp_path: Path) -> None:
     assert not list(folder.glob(".partial-*"))
     for path in folder.glob("step-*"):
         checkpoint.verify(path)
+
+
+def test_a_copy_that_followed_links_goes_on(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    (tmp_path / "latest").unlink()
+    shutil.copytree(tmp_path / "step-000001", tmp_path / "latest")
+    save(tmp_path, 2)
+    assert (tmp_path / "latest").is_symlink() and (tmp_path / "latest").resolve().name == "step-000002"
 
 
 def test_killed_while_replacing(tmp_path: Path) -> None:

@@ -20,13 +20,14 @@ def doctor(run: Path, /, *, corpus: Path | None = None) -> dict[str, Any]:
     Parameters
     ----------
     run
-        A run folder, finished or not.
+        A run folder, finished or not; of a fine-tuning, the best seed.
     corpus
         The corpus of the run.
     """
+    from encoderlab.tasks.runs.trials import best_seed
     from encoderlab.train.doctor import examine
 
-    findings = examine(run, corpus)
+    findings = examine(best_seed(run, terminal.say) if run.exists() else run, corpus)
     for finding in findings:
         terminal.say(f"{finding.level}: {finding}")
     if not findings:

@@ -263,7 +263,7 @@ class Tokenizer:
             whole = [SURROGATE.sub("\ufffd", text) for text in texts]
             if whole == texts:
                 raise
-            log.warning("halves of surrogate pairs, which are not characters, are read as U+FFFD")
+            _warn_of_surrogates()
             encodings = self.backend.encode_batch(whole, add_special_tokens=False)
         return [self._encoding(item) for item in encodings]
 
@@ -460,3 +460,9 @@ def truncate(len_a: int, len_b: int, room: int) -> tuple[int, int]:
     if len_b <= room // 2:
         return room - len_b, len_b
     return room - room // 2, room // 2
+
+
+@functools.cache
+def _warn_of_surrogates() -> None:
+    """Once in a process, because a file may have many."""
+    log.warning("halves of surrogate pairs, which are not characters, are read as U+FFFD")

@@ -17,6 +17,7 @@ from encoderlab.inspection.heads import importance, losses
 from encoderlab.inspection.language import batches_of, objective_of
 from encoderlab.model import Model
 from encoderlab.tasks.data.examples import Example
+from encoderlab.tasks.data.splits import text_hash
 from encoderlab.tasks.data.task import Task
 from encoderlab.tasks.forms.batching import sorted_batches
 from encoderlab.tasks.forms.objective import TaskObjective
@@ -74,13 +75,17 @@ class OnTask:
     def scores(self, model: Model) -> dict[str, float]:
         """Loss and measures of the model, or of a smaller one instead, on the other half."""
         predictor = Predictor(TaskObjective(model.to(usual_device()), self.predictor.form))
-        examples = self.examples[1::2]
+        examples = self._half(1)
         scores, _ = FORMS[self.task.form].score_found(self.task, examples, predictor.predict(examples))
         return {"loss": losses(predictor.objective, self._batches(predictor, 1))["loss"], **scores}
 
+    def _half(self, half: int) -> Sequence[Example]:
+        """Every other example, in an order in which alternating labels are not apart."""
+        return sorted(self.examples, key=text_hash)[half::2]
+
     def _batches(self, predictor: Predictor, half: int) -> list[Batch]:
         form = predictor.form
-        items = form.items(self.examples[half::2], train=True)
+        items = form.items(self._half(half), train=True)
         if not items:
             raise DataError(f"{self.task.name}: no labelled example to choose heads by; give labelled data")
         device = next(predictor.model.parameters()).device

@@ -47,13 +47,15 @@ class TableRow(NamedTuple):
     problem: str = ""
 
 
-def open_text(file: File, newline: str | None = "\n", errors: Errors = "strict") -> IO[str]:
-    """UTF-8 text, without a byte order mark.
+def open_text(file: File, newline: str | None = None, errors: Errors = "strict") -> IO[str]:
+    """UTF-8 text, without a byte order mark; ``newline`` None chooses the end of lines by the file's beginning.
 
     Raises:
         DataError: the file cannot be read, or its first bytes are not those of UTF-8 text.
     """
-    file.head()
+    head = file.head()
+    if newline is None:
+        newline = "\r" if b"\r" in head and b"\n" not in head else "\n"
     with errors_of(str(file)):
         return io.TextIOWrapper(file.open(), encoding="utf-8-sig", errors=errors, newline=newline)
 
@@ -101,8 +103,7 @@ def rows(file: File, dialect: Dialect, errors: Errors = "strict") -> Iterator[Ta
 
 
 def _unquoted(file: File, dialect: Dialect, errors: Errors) -> Iterator[TableRow]:
-    head = file.head()
-    with open_text(file, "\r" if b"\r" in head and b"\n" not in head else "\n", errors) as text:
+    with open_text(file, errors=errors) as text:
         for number, line in enumerate(iter(functools.partial(text.readline, MAX_RECORD + 1), ""), start=1):
             if len(line) > MAX_RECORD:
                 raise DataError(f"{file}: line {number}: more than {MAX_RECORD >> 20} MB; expected a row per line")

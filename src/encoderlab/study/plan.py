@@ -187,8 +187,12 @@ class StudyPlan:
             if isinstance(measure, Finetune):
                 task = suites.task(measure.task)
                 check_splits(task, usable_splits(task, self.base / measure.data))
-        self.cells(dict.fromkeys(self.places))
-        len(self.trials)
+        names = [cell.name for cell in (*self.cells(dict.fromkeys(self.places)), *self.trials)]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ConfigError(
+                f"two runs would be called {twice}; budgets and factors must differ in their first six digits"
+            )
         surveyed: Surveyed = set()
         for arm, amount in self.places:
             with _named(f"arm {arm!r} at {amount:g} {self.study.unit_name}"):

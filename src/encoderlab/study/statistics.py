@@ -9,10 +9,11 @@ from typing import Literal
 
 import numpy as np
 
-from encoderlab.tasks.scoring.metrics import mean_interval
+from encoderlab.tasks.scoring.metrics import mean_interval, t_quantile, two_sided
 
 Verdict = Literal["holds", "does not hold", "cannot be told at this budget"]
 LEVEL = 0.05  # of errors, over the family of comparisons
+ROUNDING = 1e-9  # deviations up to this share are of floating-point numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,27 +43,13 @@ def compare(differences: Sequence[float]) -> dict[str, float | int | None]:
     """Mean, interval and p value of paired differences over seeds (Student's t)."""
     n = len(differences)
     mean = float(np.mean(differences))
-    if n < 2:
+    deviation = float(np.std(differences, ddof=1)) if n > 1 else 0.0
+    if deviation <= ROUNDING * max(1.0, abs(mean)):  # equal differences of few seeds say nothing of their spread
         return {"difference": mean, "low": -math.inf, "high": math.inf, "p": 1.0, "needed": None}
     low, high = mean_interval(differences)
-    deviation = float(np.std(differences, ddof=1))
-    if deviation == 0:
-        return {"difference": mean, "low": mean, "high": mean, "p": 1.0 if mean == 0 else 0.0, "needed": None}
     p = two_sided(mean / (deviation / n**0.5), n - 1)
     needed = None if mean == 0 else min(10**6, math.ceil(((1.96 + 0.84) * deviation / mean) ** 2) + 1)
     return {"difference": mean, "low": low, "high": high, "p": p, "needed": needed}
-
-
-def two_sided(t: float, freedom: int) -> float:
-    """P(|T| > |t|) of Student's distribution (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
-    angle = math.atan(abs(t) / math.sqrt(freedom))
-    sine, cosine = math.sin(angle), math.cos(angle)
-    term, total = (cosine, cosine) if freedom % 2 else (1.0, 1.0)
-    for k in range(3 if freedom % 2 else 2, freedom - 1, 2):
-        term *= (k - 1) / k * cosine**2
-        total += term
-    inside = sine * total if freedom % 2 == 0 else 2 / math.pi * (angle + (sine * total if freedom > 1 else 0.0))
-    return min(1.0, max(0.0, 1.0 - inside))
 
 
 def holm(values: Sequence[float]) -> list[float]:
@@ -110,15 +97,6 @@ def power_law(x: Sequence[float], y: Sequence[float]) -> PowerLaw | None:
     rest = v - offset - slope * (u - u.mean())
     freedom = len(u) - 2
     error = math.sqrt(float(rest @ rest) / freedom / float(((u - u.mean()) ** 2).sum()))
-    half = _quantile(freedom) * error
+    half = t_quantile(freedom) * error
     factor = math.exp(offset - slope * u.mean())
     return PowerLaw(factor=factor, exponent=-float(slope), low=-float(slope) - half, high=-float(slope) + half)
-
-
-def _quantile(freedom: int) -> float:
-    """The t that 2.5% of Student's distribution exceed."""
-    low, high = 0.0, 1e3
-    for _ in range(80):
-        middle = (low + high) / 2
-        low, high = (middle, high) if two_sided(middle, freedom) > LEVEL else (low, middle)
-    return high

@@ -229,7 +229,12 @@ def _complete(folder: Path, partial: Path, files: dict[str, Any], snapshot: Snap
 
 
 def point(link: Path, target: str) -> None:
-    """Make the link ``link`` point to ``target``; readers see either the old or the new target."""
+    """Make the link ``link`` point to ``target``; readers see either the old or the new target.
+
+    A folder in its place, from a copy that followed links, has the files of another checkpoint and is deleted.
+    """
+    if link.is_dir() and not link.is_symlink():
+        shutil.rmtree(link)
     aside = link.with_name(f"{PARTIAL}{link.name}-{os.getpid()}")
     aside.unlink(missing_ok=True)
     aside.symlink_to(target)

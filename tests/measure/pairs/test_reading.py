@@ -49,6 +49,9 @@ def test_a_pair_on_two_lines_in_either_order(tmp_path: Path) -> None:
         ("good two", "bad two", f"{path}:5"),
     ]
     assert next(read(path, bad_first=True)).good == "bad one"
+    named = tmp_path / "named.jsonl"
+    named.write_text('{"sentence_bad": "b", "sentence_good": "g"}')
+    assert next(read(named, bad_first=True)).good == "g"  # the names say which is which
 
 
 @pytest.mark.parametrize(

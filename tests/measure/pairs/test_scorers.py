@@ -19,6 +19,7 @@ from encoderlab.errors import ConfigError
 from encoderlab.inference import evaluating
 from encoderlab.interchange import huggingface
 from encoderlab.interchange.load import load
+from encoderlab.measure.pairs import scorers
 from encoderlab.measure.pairs.scorers import Detector, LeftToRight, Masked, scorers_of, word_ends
 from encoderlab.model import Model
 from encoderlab.models.base import ModelConfig, resized
@@ -242,6 +243,18 @@ def test_a_row_that_two_sentences_share_is_computed_once() -> None:
     one, two = scorer.tokenizer.encode_batch(["a b c", "a b d"])
     rows, _, queries = scorer._rows([one, two])
     assert len(one) == len(two) == 3 and len(queries) == 12 and len(rows) == 5
+
+
+def test_long_sentences_are_scored_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Because a sentence of n tokens has n rows of n tokens."""
+    scorer = Masked(model_of("bert"))
+    texts = [*sentences(), sentences()[0]]
+    whole, calls = scorer(scorer.tokenizer.encode_batch(texts)), []
+    monkeypatch.setattr(scorers, "HELD", 100)
+    monkeypatch.setattr(scorer, "_rows", lambda part: calls.append(len(part)) or Masked._rows(scorer, part))
+    parts = scorer(scorer.tokenizer.encode_batch(texts))
+    assert len(calls) > 5 and sum(calls) == len(sentences()) and (parts[0] == parts[-1]).all()
+    np.testing.assert_allclose(parts, whole, atol=1e-4)
 
 
 def test_which_measures_a_model_has() -> None:

@@ -31,4 +31,6 @@ def test_intervals_are_those_of_the_bootstrap() -> None:
     for margin, ends in ((1.0, (0.62, 1.0)), (-1.0, (0.0, 0.38))):  # all alike: as far as five pairs can tell
         five = tabulate(np.full(5, margin), np.zeros(5, int), [("x", "")]).total
         assert (five.low, five.high) == pytest.approx(ends, abs=0.02)
+    right = tabulate(np.array([1.0, 0.0, 1.0, 0.0, 0.0]), np.zeros(5, int), [("x", "")], ties="right").total
+    assert right.accuracy == 1.0 and right.low == pytest.approx(0.62, abs=0.02)
     assert tabulate(margins, np.zeros(1000, int), [("x", "")]).total == one

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -42,8 +43,20 @@ def test_hold_out_keeps_equal_texts_together(tmp_path):
     path.write_text("text,label\n" + "".join(f"text {i % 100},{i % 2}\n" for i in range(400)))
     task, _ = task_of(path)
     train, dev = hold_out(task.read([path], "train"))
-    assert len(train) + len(dev) == 400 and 10 < len(dev) < 90
+    assert (len(train), len(dev)) == (360, 40)  # a tenth of the texts
     assert not {e.text for e in train.examples} & {e.text for e in dev.examples}
+    turned = replace(task.read([path], "train"), examples=task.read([path], "train").examples[::-1])
+    assert {e.text for e in hold_out(turned)[1].examples} == {e.text for e in dev.examples}
+
+
+def test_small_files_are_held_out_of_too_and_said_to_measure_little(tmp_path):
+    path = tmp_path / "t.csv"
+    for texts in (10, 24, 60):
+        path.write_text("text,label\n" + "".join(f"text {i},{i % 2}\n" for i in range(texts)))
+        task, _ = task_of(path)
+        _, dev = hold_out(task.read([path], "train"))
+        assert len(dev) == texts // 10
+        assert dev.remarks[1:] == (f"t.csv: {texts // 10} held-out examples measure little; give more with --dev",)
 
 
 def test_nothing_can_be_held_out_of_one_text(tmp_path):

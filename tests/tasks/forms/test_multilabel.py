@@ -71,6 +71,11 @@ def test_lists_of_json_are_labels(tmp_path: Path) -> None:
     assert completed(task, split).labels == ("1", "a", "b")
 
 
+def test_vectors_of_zeros_and_ones_are_not_names(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="labels are vectors of 0 and 1, expected lists of names"):
+        task_of(lines(tmp_path / "t.jsonl", [1, 0, 0], [0, 1, 0]))
+
+
 @pytest.mark.parametrize(
     "cells", [("a|b", "c|d"), ("S|F", "S|T", "A|M"), ("a", "b", "a"), ("Fish, fresh", "Meat", "Fish, fresh", "Fish")]
 )

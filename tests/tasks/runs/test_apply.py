@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from encoderlab.errors import ConfigError
 from encoderlab.files import json_line
 from encoderlab.interchange import folder as folders
 from encoderlab.tasks.data import suites
@@ -415,6 +416,14 @@ def test_an_ensemble_takes_several_models_behind_one_flag(tmp_path, capsys):
     one, _ = answer(capsys, "evaluate", names[0], path, "--ensemble", *names[1:])
     two, _ = answer(capsys, "evaluate", names[0], path, "--ensemble", names[1], "--ensemble", names[2])
     assert one["scores"] == two["scores"] and set(one["scores"]) == {"ensemble", *map(str, names)}
+
+
+@pytest.mark.parametrize(("other", "message"), [("several", "different forms"), ("tagged", "different forms")])
+def test_an_ensemble_has_heads_of_one_form(other, message, tmp_path):
+    task, splits = ready("single")
+    members = [predictor_of(saved(kind, tmp_path / kind.name, seed=1)) for kind in (task, ready(other)[0])]
+    with pytest.raises(ConfigError, match=message):
+        predict_ensemble(members, splits["dev"].examples)
 
 
 @pytest.mark.parametrize("size", ["bert-tiny", "electra-tiny", "xlnet-tiny"])

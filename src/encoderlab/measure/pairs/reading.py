@@ -63,18 +63,17 @@ def read(path: Path, *, bad_first: bool = False) -> Iterator[Pair]:
     kind = suffix(path)
     name = path.name.removesuffix(path.suffix) if path.suffix.lower() in COMPRESSED else path.name
     stem = Path(name).stem
-    pairs: Iterator[Pair]
     if kind in (".csv", ".tsv"):
         remarks = Remarks(path)
         names = columns(path, remarks)
         check_once(path, names, [name for known in (*SENTENCES, PARADIGM, PHENOMENON) for name in known])
-        pairs = (_of_record(record.fields, stem, path, record.row) for record in table(path, names, remarks))
+        yield from (_of_record(record.fields, stem, path, record.row) for record in table(path, names, remarks))
     elif kind in KINDS[:5] or starts_with(path, "{"):
-        pairs = (_of_record(record.fields, stem, path, record.row) for record in records(path))
+        yield from (_of_record(record.fields, stem, path, record.row) for record in records(path))
     else:
-        pairs = _on_two_lines(path, stem)
-    for pair in pairs:
-        yield Pair(pair.bad, pair.good, pair.paradigm, pair.phenomenon, pair.place) if bad_first else pair
+        for first, second, place in _on_two_lines(path):
+            good, bad = (second, first) if bad_first else (first, second)
+            yield Pair(good, bad, stem, "", place)
 
 
 def _of_record(fields: Mapping[str, Any], stem: str, path: Path, row: int) -> Pair:
@@ -93,14 +92,15 @@ def _of_record(fields: Mapping[str, Any], stem: str, path: Path, row: int) -> Pa
     return Pair(fields[good], fields[bad], paradigm, phenomenon, place)
 
 
-def _on_two_lines(path: Path, stem: str) -> Iterator[Pair]:
+def _on_two_lines(path: Path) -> Iterator[tuple[str, str, str]]:
+    """The two sentences of every pair, and its place."""
     first: str | None = None
     row = 0
     for row, line in lines(path):
         if first is None:
             first = line if line.strip() else None
         elif line.strip():
-            yield Pair(first, line, stem, "", f"{path}:{row - 1}")
+            yield first, line, f"{path}:{row - 1}"
             first = None
         else:
             raise DataError(f"{path}:{row}: is empty, expected the second sentence of a pair; complete the pair")

@@ -35,6 +35,7 @@ from encoderlab.nn.positions import document_starts
 Measure = Literal["pll", "pll_word", "log_probability", "not_replaced"]
 Framed = tuple[np.ndarray, np.ndarray]
 """Ids and segments of a row."""
+HELD = 4_000_000  # ids of masked rows that exist at once, about
 PLACES = 512  # places whose logits over the vocabulary exist at once
 
 
@@ -123,9 +124,14 @@ class Masked(_OnFramedRows):
         super().__init__(model)
         self.measures = measures
 
-    @torch.inference_mode()
     def __call__(self, sentences: Sequence[Encoding]) -> np.ndarray:
         distinct, back = _distinct(sentences)
+        before = np.cumsum([len(sentence) ** 2 for sentence in distinct]) // HELD  # a row for each token
+        parts = np.split(np.arange(len(distinct)), np.flatnonzero(np.diff(before)) + 1)
+        return np.concatenate([self._scores([distinct[place] for place in part]) for part in parts])[back]
+
+    @torch.inference_mode()
+    def _scores(self, distinct: Sequence[Encoding]) -> np.ndarray:
         rows, places, queries = self._rows(distinct)
         probabilities = np.empty(len(queries))
         asked: list[list[int]] = [[] for _ in rows]
@@ -142,7 +148,7 @@ class Masked(_OnFramedRows):
         out = np.zeros((len(distinct), len(self.measures)))
         where = np.array([(query.sentence, query.measure) for query in queries], np.int64).reshape(-1, 2)
         np.add.at(out, (where[:, 0], where[:, 1]), probabilities)
-        return out[back]
+        return out
 
     def _rows(self, sentences: Sequence[Encoding]) -> tuple[list[Framed], list[int], list[_Query]]:
         """Framed rows with masks (ids, segments), the masked place of each, and the queries."""

@@ -55,12 +55,13 @@ def tabulate(
     counts = np.zeros((len(paradigms), 3), np.int64)  # right, tied, wrong
     np.add.at(counts, (numbers, outcomes), 1)
     values = np.array([1.0, worth, 0.0])
+    alike = counts @ np.array([[1, 0], [int(ties == "right"), 0], [0, 1]])  # right, wrong
     sizes = counts.sum(1)
     means = counts @ values / sizes
     drawn = np.empty((DRAWS, len(paradigms)))
     for place, (name, _) in enumerate(paradigms):
         rng, size = generator(0, "bootstrap", name), sizes[place]
-        if max(counts[place, 0], counts[place, 2]) == size:
+        if alike[place].max() == size:
             surprise = rng.beta(0.5, size + 0.5, size=DRAWS)
             drawn[:, place] = means[place] + surprise * (1 - 2 * means[place])
         else:

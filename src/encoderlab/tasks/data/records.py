@@ -201,7 +201,8 @@ def table(
             continue
         if names is not None and len(cells) > width:
             long += 1
-            remarks.add(f"more than {width} columns; the rest is dropped", row)
+            separator = SEPARATORS[style.separator]
+            remarks.add(f"more than {width} columns; the rest is dropped (texts with a {separator} need quotes)", row)
         yield Record(row, dict(zip(names or map(str, range(len(cells))), cells, strict=False)), number)
     if long > total / 2:
         raise DataError(

@@ -11,7 +11,8 @@ from encoderlab.errors import DataError
 from encoderlab.tasks.data.task import Example, Split, Task, Text, is_unlabelled, labels_of
 from encoderlab.tasks.forms.table import FORMS
 
-HELD_OUT = 0.1  # share of the training file that becomes development data
+HELD_OUT = 0.1  # share of the texts of a training file that become development data
+ROUGH = 30  # with fewer examples a score has an interval of a quarter of its range
 
 
 def usable_splits(task: Task, data: Path) -> dict[str, Split]:
@@ -31,34 +32,38 @@ def usable_splits(task: Task, data: Path) -> dict[str, Split]:
 
 
 def hold_out(split: Split) -> tuple[Split, Split]:
-    """Training and development part of a training file without a development file, with a remark.
+    """Training and development part of a training file without a development file, with remarks.
 
-    A hash of its text decides the part of an example, so equal texts are never in both parts, and the choice depends
-    neither on the order nor on other examples.
+    The tenth of the texts with the lowest hashes is held out. So equal texts are never in both parts, and the choice
+    does not depend on the order.
 
     Raises:
-        DataError: one of the parts would be empty.
+        DataError: fewer than ten texts.
     """
-    kept: list[Example] = []
-    held: list[Example] = []
-    for example in split.examples:
-        key = example.source or example.id
-        digest = hashlib.blake2b(key.encode(errors="surrogatepass"), digest_size=8).digest()
-        fraction = int.from_bytes(digest, "big") / 2**64
-        (held if fraction < HELD_OUT else kept).append(example)
-    if not held or not kept:
-        texts = len({example.source or example.id for example in split.examples})
-        raise DataError(
-            f"{', '.join(split.files)}: {len(split):,} examples with {texts:,} different texts are too few to hold out "
-            "a development part; give one with --dev"
-        )
+    hashes = sorted({text_hash(example) for example in split.examples})
     names = ", ".join(Path(file).name for file in split.files[:2])
-    said = (
+    if len(hashes) * HELD_OUT < 1:
+        dropped = f" ({'; '.join(split.remarks)})" if split.remarks else ""
+        raise DataError(
+            f"{', '.join(split.files)}: {len(split):,} examples with {len(hashes):,} different texts are too few to "
+            f"hold out a development part; give one with --dev{dropped}"
+        )
+    last = hashes[int(len(hashes) * HELD_OUT) - 1]
+    held = tuple(example for example in split.examples if text_hash(example) <= last)
+    kept = tuple(example for example in split.examples if text_hash(example) > last)
+    said = [
         f"{names}: no development file; {len(held):,} of {len(split):,} training examples are held out "
         f"as the development set"
-    )
-    train = replace(split, examples=tuple(kept))
-    return train, replace(split, name="dev", examples=tuple(held), remarks=(said,))
+    ]
+    if len(held) < ROUGH:
+        said.append(f"{names}: {len(held):,} held-out examples measure little; give more with --dev")
+    return replace(split, examples=kept), replace(split, name="dev", examples=held, remarks=tuple(said))
+
+
+def text_hash(example: Example) -> int:
+    """A number that depends on the text of an example alone: an order that no order of the rows can bias."""
+    key = example.source or example.id
+    return int.from_bytes(hashlib.blake2b(key.encode(errors="surrogatepass"), digest_size=8).digest(), "big")
 
 
 def without_fillers(test: Split, train: Split) -> Split:

@@ -91,7 +91,9 @@ class MultiLabelForm(TextForm):
     @classmethod
     def inferred(cls, layout: Layout, examples: Sequence[Any]) -> tuple[Layout, tuple[str, ...], str]:
         cells = {label.strip() for example in examples for label in example.labels}
-        lists = any(isinstance(example.reference, tuple) for example in examples)
+        lists = [example.reference for example in examples if isinstance(example.reference, tuple)]
+        if cells <= {"0", "1"} and any(len(set(names)) < len(names) for names in lists):
+            raise DataError("labels are vectors of 0 and 1, expected lists of names; write the names of the labels")
         separator = None if lists else _separator(cells)
         if not isinstance(layout, Columns) or separator is None:
             return layout, cls.metrics, ""

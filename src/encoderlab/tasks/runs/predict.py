@@ -124,6 +124,17 @@ def predict_ensemble(
     if len(members) == 1:
         alone = members[0].predict(examples)
         return alone, [alone]
+    forms = dict.fromkeys(member.form.name for member in members)
+    if len(forms) > 1:
+        raise ConfigError(
+            f"the models of the ensemble have heads of different forms ({', '.join(forms)}); give models of one form"
+        )
+    labels = {member.form.head_labels() for member in members}
+    if len(labels) > 1:
+        raise ConfigError(
+            f"the models of the ensemble have different labels ({' / '.join(map(str, labels))[:200]}); give "
+            "models with the same"
+        )
     if joint_windows(members):
         return _joint_answers(members, examples), [member.predict(examples) for member in members]
     each = []
@@ -132,12 +143,6 @@ def predict_ensemble(
         outputs = member.outputs(items)
         predictions = member.form.decode(items, outputs, examples)
         each.append(Answers(items=items, outputs=outputs, predictions=predictions))
-    labels = {member.form.head_labels() for member in members}
-    if len(labels) > 1:
-        raise ConfigError(
-            f"the models of the ensemble have different labels ({' / '.join(map(str, labels))[:200]}); give "
-            "models with the same"
-        )
     return members[0].form.together(each, examples), [answers.predictions for answers in each]
 
 

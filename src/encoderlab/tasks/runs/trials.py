@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from encoderlab.config import to_dict
-from encoderlab.errors import DataError, Diverged
+from encoderlab.errors import ConfigError, DataError, Diverged
 from encoderlab.files import write_json
 from encoderlab.interchange.places import resolve
 from encoderlab.model import Model, count_parameters, weights_hash
@@ -204,6 +204,8 @@ def program(
         dict(zip(protocol.grid, values, strict=True)) for values in itertools.product(*protocol.grid.values())
     ]
     recipes = [at_point(base, point, where="--grid") for point in points]  # refuse a wrong one before any training
+    if twice := next((point for point in points if points.count(point) > 1), None):
+        raise ConfigError(f"--grid: {describe(twice)} is given twice; give each value once")
     about = {"protocol": protocol.name, "model": weights_hash(model), "after": list(origin.after)}
     runs = Runs(model=model, task=task, out=out, about=about, trained=origin.trained)
     named = " ".join(filter(None, (task.name, origin.system)))

@@ -8,8 +8,10 @@ Tags are scored in :mod:`encoderlab.tasks.scoring.entities`, answers in :mod:`en
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -153,12 +155,26 @@ def grouped_exact(gold: Labels, predicted: Labels, groups: Labels) -> float:
     return float(np.mean(wrong == 0))
 
 
-# Quantiles 0.975 of Student's t for 1..30 degrees of freedom; beyond, the normal quantile plus its first correction
-# term.
-_T975 = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
+def two_sided(t: float, freedom: int) -> float:
+    """P(|T| > |t|) of Student's distribution (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    angle = math.atan(abs(t) / math.sqrt(freedom))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    term, total = (cosine, cosine) if freedom % 2 else (1.0, 1.0)
+    for k in range(3 if freedom % 2 else 2, freedom - 1, 2):
+        term *= (k - 1) / k * cosine**2
+        total += term
+    inside = sine * total if freedom % 2 == 0 else 2 / math.pi * (angle + (sine * total if freedom > 1 else 0.0))
+    return min(1.0, max(0.0, 1.0 - inside))
+
+
+@cache
+def t_quantile(freedom: int) -> float:
+    """The t that 2.5% of Student's distribution exceed, by bisection."""
+    low, high = 0.0, 1e3
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if two_sided(middle, freedom) > 0.05 else (low, middle)
+    return high
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
@@ -166,8 +182,7 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
     n = len(values)
     if n < 2:
         return float("-inf"), float("inf")
-    t = _T975[n - 2] if n <= 31 else 1.95996 * (1 + 1.2107 / (n - 1))
-    half = t * float(np.std(values, ddof=1)) / n**0.5
+    half = t_quantile(n - 1) * float(np.std(values, ddof=1)) / n**0.5
     return float(np.mean(values)) - half, float(np.mean(values)) + half
 
 
