@@ -96,8 +96,8 @@ def kept(seeds: Tensor, site: int, shape: tuple[int, ...], p: float) -> Tensor:
 
 
 def kept_pairs(seeds: Tensor, site: int, heads: int, queries: int, keys: int, p: float) -> Tensor:
-    """The keep mask (B, H, L, M) of attention weights, bool. Each head has a stream; counters of query i start at i <<
-    16.
+    """The keep mask (B, H, L, M) of attention weights, bool. Each head has a stream; counters of query i start at
+    65536 i.
     """
     head = torch.arange(heads, device=seeds.device)
     streams = stream(stream(seeds, site)[:, None], head)[..., None, None]

@@ -58,9 +58,9 @@ class Settings(Bounded, ABC):
     compared: float = 0.0
     """The share of tokens at which logits are compared with those of a second network."""
     needs_generator: ClassVar[bool] = False
+    """Whether the second network is a generator, which is part of the recipe."""
     reads_backwards: ClassVar[bool] = False
     """Whether rows may run backwards (the label ``backwards``)."""
-    """Whether the second network is a generator, which is part of the recipe."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         if missing := sorted(cls.__abstractmethods__):

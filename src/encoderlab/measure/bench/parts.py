@@ -22,7 +22,7 @@ PARTS: list[tuple[str, tuple[str, ...]]] = [  # the first part with a fragment o
     ("copies and sums", ("copy", "cat", "add", "sum", "mul", "fill", "zero", "clone", "contiguous", "gather", "where")),
 ]
 
-DISPATCH = "PythonDispatchMode"  # inside an operator that encoderlab.train.precision computes in its stead
+DISPATCH = "PythonDispatchMode"  # inside an operator that encoderlab.train.precision replaces
 
 
 def time_by_part(step: Callable[[], Any], case: Case, device: torch.device) -> dict[str, float]:

@@ -41,8 +41,7 @@ class RegressionSettings(TextSettings):
 
     Args:
         targets: ``unit`` trains on numbers scaled to 0..1 (ELECTRA), ``raw`` on the file's numbers (BERT). In both
-            cases
-            the saved model predicts numbers in the file's units.
+            cases the saved model predicts numbers in the file's units.
     """
 
     kind: Literal["regression"] = "regression"
