@@ -14,7 +14,6 @@ from encoderlab.commands.terminal import note, progress, say, table
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import held_folder
 from encoderlab.inspection.texts import sentences
-from encoderlab.tasks.data.records import is_file_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -96,26 +95,23 @@ def inspect(
 
 def _tagged(name: str, data: Path | None) -> TaskWithSplits:
     """The tagging task of a file, with a held-out part, or of a benchmark in the folder ``data``."""
-    from encoderlab.commands.finetune_stages import TaskWithSplits
-    from encoderlab.tasks.data import suites
-    from encoderlab.tasks.data.infer import Given, task_of
-    from encoderlab.tasks.data.splits import hold_out, usable_splits
+    from encoderlab.commands.finetune_stages import TaskWithSplits, files_job
+    from encoderlab.tasks.data.infer import Given
+    from encoderlab.tasks.data.sources import Files, source_of
+    from encoderlab.tasks.data.splits import usable_splits
 
-    file, _, column = (name, "", "") if Path(name).is_file() else name.rpartition(":")
-    if Path(file).is_file() and file:
-        task, said = task_of(Path(file), Given(form="tagging", label=column or None))
-        note(said)
-        train, dev = hold_out(task.read([Path(file)], "train"))
-        task = replace(task, name=f"{task.name}, column {column}" if column else task.name)
-        return TaskWithSplits(task=task, splits={"train": train, "dev": dev})
-    if is_file_name(name) or "/" in name:
-        raise ConfigError(f"{name}: no such file; give a file of tagged words, or the name of a benchmark of tagging")
-    if data is None:
-        raise ConfigError(f"{name} is a benchmark; give the folder of its files with --data")
-    task = suites.task(name)
+    file, _, column = name.rpartition(":")
+    if not Path(file).is_file() or Path(name).is_file():
+        file, column = name, ""
+    source = source_of(file, data)
+    if isinstance(source, Files):
+        job = files_job(source, None, None, Given(form="tagging", label=column or None))
+        called = f"{job.task.name}, column {column}" if column else job.task.name
+        return replace(job, task=replace(job.task, name=called))
+    task = source.task
     if task.form != "tagging":
         raise ConfigError(f"{name} is {task.form}; a probe reads the tags of words, give a benchmark of tagging")
-    return TaskWithSplits(task=task, splits=usable_splits(task, data))
+    return TaskWithSplits(task=task, splits=usable_splits(task, source.folder))
 
 
 def _look(place: Path, read: list[Sentence], memory: int, tagged: Sequence[TaskWithSplits], file: str | None) -> Look:

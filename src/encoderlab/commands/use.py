@@ -20,7 +20,6 @@ from encoderlab.commands.workers import HERE, WorkerOptions, for_each_file, keep
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.execution.workers import logged
 from encoderlab.files import held_folder, json_line, write_text
-from encoderlab.records.dataset import is_dataset, labelled_files
 from encoderlab.storage.cache import local
 from encoderlab.storage.places import url_of
 from encoderlab.tasks.data.records import is_file_name
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from encoderlab.tasks.data.infer import Given
     from encoderlab.tasks.data.task import Split, Task
     from encoderlab.tasks.runs.predict import Predictor
-
-DATASET_SPLITS = {"dev": "validation"}  # what datasets calls it
 
 
 def evaluate(
@@ -217,28 +214,16 @@ def labelled_data(
 
     Returns its task, its examples, and its label for each of the model's labels that differs.
     """
-    from encoderlab.tasks.data import suites
+    from encoderlab.tasks.data.sources import Files, source_of
     from encoderlab.tasks.runs.apply import fitted, task_of_file
 
-    path = local(data)
-    paths: list[Path] | None = None
-    if path.is_file():
-        paths = [path]
-    elif is_dataset(path) or folder is None and labelled_files(path):
-        files = labelled_files(path)
-        name = DATASET_SPLITS.get(split, split)
-        paths = files.get(name) or files.get(split) or (files["train"] if list(files) == ["train"] else None)
-        if paths is None:
-            raise DataError(f"{data}: has the splits {', '.join(files)} and no {name}; name one with --split")
-    if paths is not None:
+    source = source_of(data, folder)
+    if isinstance(source, Files):
+        paths = source.of(split)
         task = task_of_file(paths[0], own, given, say)
         return task, task.read(paths, split, skip_unlabelled=given.skip_unlabelled), {}
-    if is_file_name(data) or "/" in data:
-        raise ConfigError(f"{data}: no such file; give labelled data, or the name of a benchmark")
-    task, names = fitted(suites.task(data), own, say)
-    if folder is None:
-        raise ConfigError(f"{data} is a benchmark; give the folder of its files with --data")
-    return task, task.load(folder, split), names
+    task, names = fitted(source.task, own, say)
+    return task, source.read(task, split), names
 
 
 def show_scores(title: str, by_model: Mapping[str, Mapping[str, float]]) -> None:
