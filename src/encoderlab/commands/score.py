@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from encoderlab.commands.settings import OWN_FILE, OwnFile
 from encoderlab.commands.terminal import note
 from encoderlab.commands.use import show_scores
 from encoderlab.errors import ConfigError
@@ -19,11 +20,7 @@ def score(
     *,
     folder: Annotated[Path | None, Parameter(name="--data")] = None,
     split: str = "dev",
-    form: str | None = None,
-    text: str | None = None,
-    pair: str | None = None,
-    label: str | None = None,
-    options: str | None = None,
+    own: OwnFile = OWN_FILE,
     labels: str | None = None,
     null_odds: Path | None = None,
     threshold: float = 0.0,
@@ -50,17 +47,6 @@ def score(
         Folder with the benchmark's files, or one of them.
     split
         Split of a benchmark or a folder: train, dev, test, ...
-    form
-        Kind of task in your own file, if it cannot be inferred: classification, regression, multilabel, tagging,
-        span or choice.
-    text
-        In your own file, the column of the text, passage or context.
-    pair
-        In your own file, the column of the second text, or of the question.
-    label
-        In your own file, the column of the label, tags or answer.
-    options
-        For multiple choice, the columns of the options, separated by commas: 1,2,3,4.
     labels
         Further labels that may be predicted, besides those in the labelled file; separated by commas.
     null_odds
@@ -70,13 +56,12 @@ def score(
     skip_others
         Leave out predictions for ids that the labelled data lacks, and print their number.
     """
-    from encoderlab.tasks.data.infer import Given
     from encoderlab.tasks.data.predictions import read_null_odds, read_predictions, with_labels
     from encoderlab.tasks.data.sources import Files, described_source
     from encoderlab.tasks.runs.folder import check_intact
     from encoderlab.tasks.scoring.scores import score as scored
 
-    given = Given(form=form, text=text, pair=pair, label=label, options=tuple(options.split(",")) if options else ())
+    given = own.given()
     source = described_source(data, folder, given)
     if isinstance(source, Files):
         task, remark = source.task(given, split)
