@@ -15,6 +15,7 @@ from cyclopts import Parameter
 from encoderlab import processor
 from encoderlab.commands import terminal
 from encoderlab.commands.precision import Precision
+from encoderlab.commands.settings import Amount, Count
 from encoderlab.commands.workers import Processes
 from encoderlab.errors import ConfigError
 from encoderlab.execution.cluster import Need, tasks_on
@@ -101,11 +102,11 @@ def train(
     against: Literal["transformers"] | None = None,
     layers: int = 12,
     width: int = 256,
-    rows: int = 32,
+    rows: Count = 32,
     length: int = 128,
-    turns: int = 5,
-    steps: int | None = None,
-    threads: int | None = None,
+    turns: Count = 5,
+    steps: Count | None = None,
+    threads: Count | None = None,
     precision: Literal["fp32", "bf16"] = "fp32",
     dropout: float = 0.1,
     documents: bool = False,
@@ -157,7 +158,6 @@ def train(
     from encoderlab.measure.bench import families
     from encoderlab.measure.bench.train import TrainSetting
 
-    _check_counts(turns=turns, steps=steps, rows=rows, threads=threads)
     for name in names:
         families.case(name, layers=layers, width=width)
     setting = TrainSetting(
@@ -213,10 +213,10 @@ def predict(
     against: list[Literal["transformers", "onnxruntime"]] | None = None,
     layers: int = 12,
     width: int = 256,
-    texts: int = 256,
-    rows: int = 32,
-    turns: int = 3,
-    threads: int | None = None,
+    texts: Count = 256,
+    rows: Count = 32,
+    turns: Count = 3,
+    threads: Count | None = None,
     precision: Literal["fp32", "bf16"] = "fp32",
     where: Comparisons = ONE_BY_ONE,
 ) -> dict[str, Any]:
@@ -252,7 +252,6 @@ def predict(
     from encoderlab.measure.bench import families
     from encoderlab.measure.bench.predict import PredictSetting
 
-    _check_counts(texts=texts, rows=rows, turns=turns, threads=threads)
     for name in names:
         families.case(name, layers=layers, width=width)
     setting = PredictSetting(texts=texts, rows=rows, turns=turns, precision=precision, against=tuple(against or ()))
@@ -293,9 +292,9 @@ def corpus(
     *sources: str,
     tokenizer: str | None = None,
     vocab_size: int = 8192,
-    megabytes: float = 100.0,
-    workers: int = 2,
-    turns: int = 3,
+    megabytes: Amount = 100.0,
+    workers: Count = 2,
+    turns: Count = 3,
 ) -> dict[str, Any]:
     """Measure corpus building, compared with the tokenizer library alone on the same number of processes.
 
@@ -318,9 +317,6 @@ def corpus(
     """
     from encoderlab.measure.bench.corpus import run
 
-    _check_counts(workers=workers, turns=turns)
-    if megabytes <= 0:
-        raise ConfigError(f"megabytes {megabytes:g} is not positive; give more than 0")
     result = run(
         sources or ("python:all",),
         tokenizer=tokenizer,
@@ -344,9 +340,9 @@ def scaling(
     processes: int = 2,
     layers: int = 12,
     width: int = 256,
-    rows: int = 16,
+    rows: Count = 16,
     length: int = 128,
-    steps: int = 4,
+    steps: Count = 4,
 ) -> dict[str, Any]:
     """Measure how training speed grows with processes of one thread, and the time of communication.
 
@@ -378,7 +374,6 @@ def scaling(
 
     if processes < 2:
         raise ConfigError(f"--processes is {processes}, and scaling compares several with one; give at least 2")
-    _check_counts(rows=rows, steps=steps)
     case = families.case(name, layers=layers, width=width)
     result = run(case, corpus, processes=processes, rows=rows, length=length, steps=steps)
     lines = [(count, f"{speed:,.0f}") for count, speed in result["tokens_per_second"].items()]
@@ -407,9 +402,9 @@ def serve(
     precision: Precision = "fp32",
     python: Path | None = None,
     clients: Annotated[list[int] | None, Parameter(negative=())] = None,
-    requests: int = 400,
-    turns: int = 3,
-    threads: int | None = None,
+    requests: Count = 400,
+    turns: Count = 3,
+    threads: Count | None = None,
     overload: bool = True,
     where: Comparisons = ONE_BY_ONE,
 ) -> dict[str, Any]:
@@ -446,7 +441,6 @@ def serve(
     overload
         Also send three times as many requests as our server can answer.
     """
-    _check_counts(requests=requests, turns=turns, threads=threads)
     measure = partial(
         _serve,
         against=tuple(against or ()),
@@ -538,17 +532,6 @@ def _show_serving(name: str, result: dict[str, Any]) -> None:
             f"({over['usual_p99']:.0f} ms before), {over['refused']} refused (p99 {over['p99_of_refusals'] or 0:.0f} "
             f"ms), {over['failed']} failed"
         )
-
-
-def _check_counts(**counts: int | None) -> None:
-    """Refuse counts below 1.
-
-    Raises:
-        ConfigError: a count is below 1.
-    """
-    for name, count in counts.items():
-        if count is not None and count < 1:
-            raise ConfigError(f"{name} {count} is below 1; give at least 1")
 
 
 def _show(result: dict[str, Any]) -> None:

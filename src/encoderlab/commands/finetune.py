@@ -23,7 +23,7 @@ def finetune(
     data: Path | None = None,
     dev: Path | None = None,
     test: Path | None = None,
-    seeds: int | None = None,
+    seeds: settings.Count | None = None,
     grid: Annotated[list[str] | None, Parameter(consume_multiple=1)] = None,
     tune: Annotated[list[str] | None, Parameter(consume_multiple=1)] = None,
     trials: int | None = None,

@@ -162,8 +162,6 @@ def plan_of(
     """
     chosen = protocol(name)
     if seeds is not None:
-        if seeds < 1:
-            raise ConfigError(f"--seeds {seeds} is not positive; give at least 1")
         chosen = replace(chosen, seeds=seeds)
     if grid is not None and space is not None:
         raise ConfigError("--grid and --tune both search; give one of them")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from encoderlab.commands.settings import Count
 from encoderlab.commands.terminal import note, progress, say, table
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import held_folder
@@ -31,7 +32,7 @@ def inspect(
     *,
     out: Path,
     against: Path | None = None,
-    texts: int = 200,
+    texts: Count = 200,
     memory: int = 0,
     probe: Annotated[list[str] | None, Parameter(consume_multiple=1)] = None,
     data: Path | None = None,
@@ -68,8 +69,6 @@ def inspect(
     """
     from encoderlab.inspection import folder
 
-    if texts < 1:
-        raise ConfigError(f"--texts is {texts}; give at least 1")
     read = sentences(text, texts)
     tagged = [_tagged(name, data) for name in probe or ()]
     if data is not None and all(Path(name).is_file() for name in probe or ()):

@@ -1,4 +1,4 @@
-"""Options of several verbs: labelled files of the user, and fields of a recipe.
+"""Options of several verbs: numbers, labelled files of the user, and fields of a recipe.
 
 Fields are set in this order: defaults < recipe < file < environment < command line.
 """
@@ -6,7 +6,7 @@ Fields are set in this order: defaults < recipe < file < environment < command l
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -30,6 +30,21 @@ Config = Annotated[
     list[Path] | None,
     Parameter(name="--config", help="YAML or JSON file with fields of the recipe (repeatable; later files win)."),
 ]
+
+
+def _where(fits: Callable[[float], bool], remedy: str) -> Parameter:
+    """Refuse other numbers; :mod:`encoderlab.commands.usage` adds the option to the message."""
+
+    def check(kind: Any, value: float | None) -> None:
+        if value is not None and not fits(value):
+            raise ValueError(f"is {value:g}; give {remedy}")
+
+    return Parameter(validator=check)
+
+
+Count = Annotated[int, _where(lambda count: count >= 1, "at least 1")]
+CountOrZero = Annotated[int, _where(lambda count: count >= 0, "at least 0")]
+Amount = Annotated[float, _where(lambda amount: amount > 0, "a number above 0")]
 
 
 @Parameter(name="*")

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from cyclopts import Parameter
 
+from encoderlab.commands.settings import Count
 from encoderlab.commands.terminal import note, progress
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.execution.cluster import Need, tasks_on
@@ -36,12 +37,8 @@ class Processes:
         Where the work is done: `local` (this machine), `ray` or `ray=ADDRESS` (a Ray cluster that sees the same files).
     """
 
-    workers: int | None = None
+    workers: Count | None = None
     on: str = "local"
-
-    def __post_init__(self) -> None:
-        if self.workers is not None and self.workers < 1:
-            raise ConfigError(f"--workers {self.workers} is not positive; give at least 1")
 
 
 @Parameter(name="*")
@@ -61,14 +58,11 @@ class WorkerOptions(Processes):
         Gigabytes of memory of a task on Ray. Default: not counted.
     """
 
-    threads: int | None = None
+    threads: Count | None = None
     gpus: float | None = None
     memory: float | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.threads is not None and self.threads < 1:
-            raise ConfigError(f"--threads {self.threads} is not positive; give at least 1")
         for name in ("gpus", "memory"):
             if (amount := getattr(self, name)) is None:
                 continue
