@@ -15,10 +15,10 @@ from encoderlab import processor
 from encoderlab.commands import terminal
 from encoderlab.commands.precision import Precision
 from encoderlab.commands.settings import Amount, Count
-from encoderlab.commands.workers import Processes
+from encoderlab.commands.workers import Processes, each
 from encoderlab.errors import ConfigError
 from encoderlab.execution.cluster import Need, tasks_on
-from encoderlab.execution.workers import cores, logged
+from encoderlab.execution.workers import cores
 
 
 @Parameter(name="*")
@@ -53,24 +53,19 @@ class Comparisons(Processes):
             raise ConfigError(f"{next(one for one in names if names.count(one) > 1)}: is given twice; name each once")
         done: dict[str, dict[str, Any]] = {}
 
-        def ended(name: str, found: tuple[dict[str, Any], list[str]]) -> None:
-            done[name], remarks = found
-            for line in remarks:
-                terminal.note(f"{name}: {line}")
-            show(name, done[name])
-            terminal.say(f"measured on {done[name]['node']}, {done[name]['processor']}")
+        def ended(name: str, result: dict[str, Any]) -> None:
+            done[name] = result
+            show(name, result)
+            terminal.say(f"measured on {result['node']}, {result['processor']}")
 
         if self == ONE_BY_ONE:
             for name in names:
-                ended(name, (_measured(measure, name, threads or cores(), terminal.note), []))
+                ended(name, _measured(measure, name, threads or cores(), terminal.note))
         else:
             need = Need(cores=None if self.on != "local" else max(1, cores() // (self.workers or 1)), gpus=None)
             workers = (self.workers or 1) if self.on == "local" else self.workers
             with tasks_on(self.on, workers=workers, need=need, sees=reads) as tasks:
-                tasks.ended = ended
-                for name in names:
-                    tasks.submit(_measured_elsewhere, measure, name, threads or tasks.threads, name=name)
-                tasks.finish()
+                each(tasks, _measured, {name: (measure, name, threads or tasks.threads) for name in names}, ended)
         return done[names[0]] if len(names) == 1 else {"measurements": {name: done[name] for name in names}}
 
 
@@ -81,12 +76,6 @@ Measure = Callable[[str, int, Callable[[str], None]], dict[str, Any]]
 
 def _measured(measure: Measure, name: str, threads: int, say: Callable[[str], None]) -> dict[str, Any]:
     return {"node": platform.node(), "processor": processor.name(), **measure(name, threads, say)}
-
-
-def _measured_elsewhere(measure: Measure, name: str, threads: int) -> tuple[dict[str, Any], list[str]]:
-    remarks: list[str] = []
-    with logged(remarks):
-        return _measured(measure, name, threads, remarks.append), remarks
 
 
 @Parameter(name="*")

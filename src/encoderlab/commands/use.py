@@ -16,9 +16,8 @@ from cyclopts import Parameter
 from encoderlab.commands.outputs import check_output, output
 from encoderlab.commands.precision import Precision, judge
 from encoderlab.commands.terminal import note, progress, say, table
-from encoderlab.commands.workers import HERE, WorkerOptions, for_each_file, keep_model, shared_model
+from encoderlab.commands.workers import HERE, WorkerOptions, each, for_each_file, keep_model, shared_model
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.execution.workers import logged
 from encoderlab.files import held_folder, json_line, write_text
 from encoderlab.storage.cache import local
 from encoderlab.storage.places import url_of
@@ -104,16 +103,11 @@ def evaluate(
     files = [path for path in map(local, data) if path.exists()]
     with where.tasks([*score.places, *files, *([folder] if folder else [])]) as tasks, progress("evaluate") as show:
 
-        def ended(name: str, found: tuple[dict[str, Any], list[str]]) -> None:
-            done[name], remarks = found
-            for line in remarks:
-                note(f"{name}: {line}")
+        def ended(name: str, scored: dict[str, Any]) -> None:
+            done[name] = scored
             show("files", len(done), len(data))
 
-        tasks.ended = ended
-        for one in data:
-            tasks.submit(_scored, score, one, name=one)
-        tasks.finish()
+        each(tasks, score, {one: (one,) for one in data}, ended)
     for one in data:
         _show_evaluation(done[one], one)
     return {"files": {one: done[one] for one in data}}
@@ -190,13 +184,6 @@ class Score:
             with held_folder(submission):
                 files = write_submission(task, split, part.examples, together, submission)
         return {"task": task.name, "examples": len(part), "data": part.sha256, "scores": scores, "submission": files}
-
-
-def _scored(score: Score, data: str) -> tuple[dict[str, Any], list[str]]:
-    """The scores on one file, and remarks about it."""
-    remarks: list[str] = []
-    with logged(remarks):
-        return score(data, remarks.append), remarks
 
 
 def _show_evaluation(found: Mapping[str, Any], data: str = "") -> None:

@@ -17,7 +17,7 @@ from encoderlab.commands.terminal import note, progress
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.execution.cluster import Need, tasks_on
 from encoderlab.execution.outputs import Make, Outputs, make_outputs
-from encoderlab.execution.workers import Tasks, Workers, cores
+from encoderlab.execution.workers import Tasks, Workers, cores, logged
 from encoderlab.files import held_folder
 
 T = TypeVar("T")
@@ -110,6 +110,32 @@ def elsewhere(where: WorkerOptions, out: Path, reads: Sequence[Path]) -> Iterato
         if not there:
             with contextlib.suppress(OSError):  # not empty
                 out.rmdir()
+
+
+def each(
+    tasks: Tasks, function: Callable[..., T], calls: Mapping[str, Sequence[Any]], ended: Callable[[str, T], None]
+) -> None:
+    """``function(*arguments, say)`` for the arguments of every name; ``ended`` gets each name with its result.
+
+    What ``function`` says, and what the package logs meanwhile, is printed with the name before it.
+    """
+
+    def noted(name: str, found: tuple[T, list[str]]) -> None:
+        result, remarks = found
+        for line in remarks:
+            note(f"{name}: {line}")
+        ended(name, result)
+
+    tasks.ended = noted
+    for name, arguments in calls.items():
+        tasks.submit(_with_remarks, function, *arguments, name=name)
+    tasks.finish()
+
+
+def _with_remarks(function: Callable[..., T], *arguments: Any) -> tuple[T, list[str]]:
+    remarks: list[str] = []
+    with logged(remarks):
+        return function(*arguments, remarks.append), remarks
 
 
 _loaded: dict[tuple[Path, str], Any] = {}  # the model of this process, by its path and identity; at most one
