@@ -24,6 +24,9 @@ def test_a_stopped_run_names_its_signal() -> None:
 def test_a_missing_package_comes_with_its_install_line() -> None:
     message = str(errors.MissingDependency("rjieba", "zh", "segmenting Chinese"))
     assert message == "segmenting Chinese needs rjieba, which is not installed; run: pip install 'encoderlab[zh]'"
+    with pytest.raises(errors.MissingDependency) as caught, errors.optional("rjieba", "zh", "segmenting Chinese"):
+        raise ModuleNotFoundError("No module named 'rjieba'")
+    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from encoderlab import files
 from encoderlab.corpus import sealed
-from encoderlab.files import json_line, locked, replace_file
+from encoderlab.errors import ConfigError
+from encoderlab.files import check_new, json_line, locked, replace_file
 
 
 def test_one_holder(tmp_path: Path) -> None:
@@ -30,6 +31,15 @@ def test_one_holder(tmp_path: Path) -> None:
         assert "BlockingIOError" in other.stderr
     with locked(tmp_path):
         pass
+
+
+def test_a_new_folder_is_absent_or_empty(tmp_path: Path) -> None:
+    check_new(tmp_path / "new")
+    check_new(tmp_path)
+    (tmp_path / "file").touch()
+    for taken in (tmp_path, tmp_path / "file"):
+        with pytest.raises(ConfigError, match="exists and is not empty; choose another folder"):
+            check_new(taken)
 
 
 @pytest.mark.parametrize("held", ["file", "folder"])

@@ -5,8 +5,9 @@ The message is one line: the value, what was expected, and what to do. Every oth
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 class EncoderlabError(Exception):
@@ -41,6 +42,15 @@ class MissingDependency(EncoderlabError):
     def __str__(self) -> str:
         package, extra, purpose = self.args
         return f"{purpose} needs {package}, which is not installed; run: pip install 'encoderlab[{extra}]'"
+
+
+@contextlib.contextmanager
+def optional(package: str, extra: str, purpose: str) -> Iterator[None]:
+    """A context for the imports of an optional package; without it they raise :class:`MissingDependency`."""
+    try:
+        yield
+    except ImportError:
+        raise MissingDependency(package, extra, purpose) from None
 
 
 class OutOfMemory(EncoderlabError):

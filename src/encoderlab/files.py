@@ -177,6 +177,12 @@ def locked(path: Path) -> Iterator[int | None]:
         os.close(handle)
 
 
+def check_new(folder: Path) -> None:
+    """Refuse an output folder that is a file, or has any."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder}: exists and is not empty; choose another folder")
+
+
 @contextlib.contextmanager
 def held_folder(out: Path) -> Iterator[None]:
     """Make and lock an output folder while it is written; if it was made here and is empty at the end, it is removed.

@@ -46,7 +46,7 @@ def test_what_cannot_be_measured_is_refused(place: Path, capsys: pytest.CaptureF
     corpus = ["--corpus", str(place / "corpus")]
     assert main(["perplexity", *corpus]) == 2 and "at least one model" in capsys.readouterr().err
     assert main(["perplexity", str(place / "run"), *corpus, "--window", "0"]) == 2
-    assert "--window 0 is below 1" in capsys.readouterr().err
+    assert "--window is 0; give at least 1" in capsys.readouterr().err
     assert main(["perplexity", str(place / "run"), *corpus, "--context", "--positions", "100000"]) == 2
     assert "100000 positions" in capsys.readouterr().err
     both = [word.replace("transformer-xl-tiny", "bert-tiny") for word in TRAIN]

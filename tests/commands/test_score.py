@@ -228,7 +228,7 @@ def test_predictions_nested_as_those_of_multirc(tmp_path: Path, capsys: pytest.C
         (("mnli",), "mnli is a benchmark; give the folder of its files with --data"),
         (("mnli", "--data", ".", "--label", "y"), "leave out options for files"),
         (("lost.csv",), "lost.csv: no such file"),
-        (("./",), "no such file; give labelled data"),
+        (("./",), "./: is a folder; give a file in it"),
     ],
 )
 def test_a_file_or_a_benchmark_is_named(run, words: tuple[str, ...], message: str) -> None:

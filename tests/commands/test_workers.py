@@ -84,7 +84,7 @@ def test_what_is_wrong_is_refused_before_any_work(place, tmp_path, capsys) -> No
         (3, "none.txt: no such file", [texts / "0.txt", texts / "none.txt", "--out", out]),
         (2, "is not empty", [texts, "--out", place]),
         (2, "are for several files or a folder", [texts / "0.txt", "--workers", "2"]),
-        (2, "--workers 0 is not positive", [texts, "--out", out, "--workers", "0"]),
+        (2, "--workers is 0; give at least 1", [texts, "--out", out, "--workers", "0"]),
         (2, "--gpus is for --on ray", [texts, "--out", out, "--gpus", "1"]),
         (2, "--memory -1 is not a size", [texts, "--out", out, "--memory", "-1"]),
         (2, "--on slurm: expected local, ray or ray=ADDRESS", [texts, "--out", out, "--on", "slurm"]),

@@ -199,8 +199,8 @@ def test_the_command_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str])
             (["--port", port], 2, "cannot listen on 127.0.0.1"),
             (["--port", "65536"], 2, "--port 65536 does not exist; give a number from 0 to 65535"),
             (["--host", "0.0.0.0"], 2, "can be reached by other machines; give --key-file"),
-            (["--max-texts", "0"], 2, "is not above 0"),
-            (["--rate", "0"], 2, "--rate 0.0 is not above 0"),
+            (["--max-texts", "0"], 2, "--max-texts is 0; give at least 1"),
+            (["--rate", "0"], 2, "--rate is 0; give a number above 0"),
             (["--key-file", str(tmp_path / "none")], 3, "cannot be read"),
         ):
             assert main(["serve", place, *words]) == code

@@ -202,6 +202,9 @@ class Int8Answer(_Closed):
     milliseconds: Annotated[Scores, Field(description="per text, by precision; threads")]
 
 
+Checked = Annotated[Int8Answer, Field(description="with --check")]
+
+
 class PredictedAnswer(_Closed):
     """Texts, or a file without ``--out``."""
 
@@ -210,7 +213,7 @@ class PredictedAnswer(_Closed):
         list[Record],
         Field(description="id; label, answer or prediction; score; probabilities by label; with --with text, gold"),
     ]
-    int8: NotRequired[Annotated[Int8Answer, Field(description="with --check")]]
+    int8: NotRequired[Checked]
 
 
 class PredictedFileAnswer(_Closed):
@@ -219,7 +222,7 @@ class PredictedFileAnswer(_Closed):
     model: str
     predictions: Annotated[int, Field(description="how many lines were written")]
     out: str
-    int8: NotRequired[Annotated[Int8Answer, Field(description="with --check")]]
+    int8: NotRequired[Checked]
 
 
 class PredictedFilesAnswer(_Closed):
@@ -230,7 +233,7 @@ class PredictedFilesAnswer(_Closed):
     kept: Annotated[int, Field(description="files that were done before")]
     predictions: Annotated[int, Field(description="how many lines all outputs have")]
     out: str
-    int8: NotRequired[Annotated[Int8Answer, Field(description="with --check")]]
+    int8: NotRequired[Checked]
 
 
 class GuessAnswer(_Closed):
@@ -257,7 +260,7 @@ class EncodedAnswer(_Closed):
     texts: int
     width: int
     vectors: list[list[Number]]
-    int8: NotRequired[Annotated[Int8Answer, Field(description="with --check")]]
+    int8: NotRequired[Checked]
 
 
 class EncodedFileAnswer(_Closed):
@@ -267,7 +270,7 @@ class EncodedFileAnswer(_Closed):
     texts: int
     width: int
     out: str
-    int8: NotRequired[Annotated[Int8Answer, Field(description="with --check")]]
+    int8: NotRequired[Checked]
 
 
 class EncodedFilesAnswer(_Closed):
@@ -279,7 +282,7 @@ class EncodedFilesAnswer(_Closed):
     texts: int
     width: int
     out: str
-    int8: NotRequired[Annotated[Int8Answer, Field(description="with --check")]]
+    int8: NotRequired[Checked]
 
 
 class ConvertedAnswer(_Closed):
@@ -418,9 +421,12 @@ class ReportedAnswer(_Closed):
     verdict: str
 
 
-class TrainingSpeedAnswer(_Closed):
+class _Measured(_Closed):
     node: Annotated[str, Field(description="the machine on which all sides were measured")]
     processor: str
+
+
+class TrainingSpeedAnswer(_Measured):
     case: str
     device: str
     precision: str
@@ -450,9 +456,7 @@ class TrainingSpeedsAnswer(_Closed):
     measurements: Annotated[dict[str, TrainingSpeedAnswer], Field(description="by the name that was given")]
 
 
-class PredictionSpeedAnswer(_Closed):
-    node: Annotated[str, Field(description="the machine on which all sides were measured")]
-    processor: str
+class PredictionSpeedAnswer(_Measured):
     case: str
     device: str
     precision: str
@@ -493,9 +497,7 @@ class ScalingAnswer(_Closed):
     throttled: Scores
 
 
-class ServingSpeedAnswer(_Closed):
-    node: Annotated[str, Field(description="the machine on which all sides were measured")]
-    processor: str
+class ServingSpeedAnswer(_Measured):
     model: str
     threads: int
     requests: int

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from encoderlab import processor
 from encoderlab.commands import terminal
 from encoderlab.commands.precision import Precision
-from encoderlab.commands.workers import Processes
+from encoderlab.commands.settings import Amount, Count
+from encoderlab.commands.workers import Processes, each
 from encoderlab.errors import ConfigError
 from encoderlab.execution.cluster import Need, tasks_on
-from encoderlab.execution.workers import cores, logged
-
-if TYPE_CHECKING:
-    from encoderlab.measure.bench.predict import PredictSetting
-    from encoderlab.measure.bench.train import TrainSetting
+from encoderlab.execution.workers import cores
 
 
 @Parameter(name="*")
@@ -57,24 +53,19 @@ class Comparisons(Processes):
             raise ConfigError(f"{next(one for one in names if names.count(one) > 1)}: is given twice; name each once")
         done: dict[str, dict[str, Any]] = {}
 
-        def ended(name: str, found: tuple[dict[str, Any], list[str]]) -> None:
-            done[name], remarks = found
-            for line in remarks:
-                terminal.note(f"{name}: {line}")
-            show(name, done[name])
-            terminal.say(f"measured on {done[name]['node']}, {done[name]['processor']}")
+        def ended(name: str, result: dict[str, Any]) -> None:
+            done[name] = result
+            show(name, result)
+            terminal.say(f"measured on {result['node']}, {result['processor']}")
 
         if self == ONE_BY_ONE:
             for name in names:
-                ended(name, (_measured(measure, name, threads or cores(), terminal.note), []))
+                ended(name, _measured(measure, name, threads or cores(), terminal.note))
         else:
             need = Need(cores=None if self.on != "local" else max(1, cores() // (self.workers or 1)), gpus=None)
             workers = (self.workers or 1) if self.on == "local" else self.workers
             with tasks_on(self.on, workers=workers, need=need, sees=reads) as tasks:
-                tasks.ended = ended
-                for name in names:
-                    tasks.submit(_measured_elsewhere, measure, name, threads or tasks.threads, name=name)
-                tasks.finish()
+                each(tasks, _measured, {name: (measure, name, threads or tasks.threads) for name in names}, ended)
         return done[names[0]] if len(names) == 1 else {"measurements": {name: done[name] for name in names}}
 
 
@@ -87,45 +78,13 @@ def _measured(measure: Measure, name: str, threads: int, say: Callable[[str], No
     return {"node": platform.node(), "processor": processor.name(), **measure(name, threads, say)}
 
 
-def _measured_elsewhere(measure: Measure, name: str, threads: int) -> tuple[dict[str, Any], list[str]]:
-    remarks: list[str] = []
-    with logged(remarks):
-        return _measured(measure, name, threads, remarks.append), remarks
-
-
-def train(
-    names: list[str],
-    /,
-    *,
-    corpus: Path,
-    against: Literal["transformers"] | None = None,
-    layers: int = 12,
-    width: int = 256,
-    rows: int = 32,
-    length: int = 128,
-    turns: int = 5,
-    steps: int | None = None,
-    threads: int | None = None,
-    precision: Literal["fp32", "bf16"] = "fp32",
-    dropout: float = 0.1,
-    documents: bool = False,
-    compile: bool = False,
-    where: Comparisons = ONE_BY_ONE,
-) -> dict[str, Any]:
-    """Measure training speed: tokens per second, share of the matrix-product peak, memory, time by part.
-
-    Contenders take turns in one process tree on the same batches of a real corpus. Compare ratios, because absolute
-    times drift on a shared machine. Of several models, each is compared by itself.
-
-    Example:
-        encoderlab bench train bert --corpus corpora/wiki \\
-            --against transformers
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """Measures training of one model.
 
     Parameters
     ----------
-    names
-        Families (bert, roberta, albert, distilbert, electra, convbert, deberta-v1, deberta-v2, deberta-v3, xlnet,
-        modernbert) or published models.
     corpus
         Corpus folder; batches are made from its text.
     against
@@ -154,82 +113,77 @@ def train(
     compile
         Also measure the other contender with torch.compile.
     """
-    from encoderlab.measure.bench import families
-    from encoderlab.measure.bench.train import TrainSetting
 
-    _check_counts(turns=turns, steps=steps, rows=rows, threads=threads)
-    for name in names:
-        families.case(name, layers=layers, width=width)
-    setting = TrainSetting(
-        rows=rows, length=length, turns=turns, precision=precision, documents=documents, compile=compile
-    )
-    measure = partial(
-        _train,
-        layers=layers,
-        width=width,
-        dropout=dropout,
-        corpus=corpus,
-        steps=steps,
-        setting=setting,
-        against=against,
-    )
-    return where.measure(measure, names, lambda name, result: _show(result), threads=threads, reads=[corpus])
+    corpus: Path
+    against: Literal["transformers"] | None = None
+    layers: int = 12
+    width: int = 256
+    rows: Count = 32
+    length: int = 128
+    turns: Count = 5
+    steps: Count | None = None
+    threads: Count | None = None
+    precision: Literal["fp32", "bf16"] = "fp32"
+    dropout: float = 0.1
+    documents: bool = False
+    compile: bool = False
 
+    def __call__(self, name: str, threads: int, say: Callable[[str], None]) -> dict[str, Any]:
+        from encoderlab.inference import usual_device
+        from encoderlab.measure.bench.families import case
+        from encoderlab.measure.bench.train import TrainSetting, run
+        from encoderlab.train.precision import instructions
 
-def _train(
-    name: str,
-    threads: int,
-    say: Callable[[str], None],
-    *,
-    layers: int,
-    width: int,
-    dropout: float,
-    corpus: Path,
-    steps: int | None,
-    setting: TrainSetting,
-    against: str | None,
-) -> dict[str, Any]:
-    from encoderlab.inference import usual_device
-    from encoderlab.measure.bench import families
-    from encoderlab.measure.bench.train import run
-    from encoderlab.train.precision import instructions
-
-    case = families.case(name, layers=layers, width=width).with_dropout(dropout)
-    device = usual_device()
-    if against and not instructions(setting.precision, device):
-        say(
-            f"this processor has no {setting.precision} instructions: steps of {against} take 10 to 40 times as long; "
-            "--rows 4 --turns 1 --steps 1 shows enough"
+        device = usual_device()
+        if self.against and not instructions(self.precision, device):
+            say(
+                f"this processor has no {self.precision} instructions: steps of {self.against} take 10 to 40 times as "
+                "long; --rows 4 --turns 1 --steps 1 shows enough"
+            )
+        setting = TrainSetting(
+            rows=self.rows,
+            length=self.length,
+            turns=self.turns,
+            steps=self.steps or (20 if device.type == "cuda" else 2),
+            threads=threads,
+            precision=self.precision,
+            documents=self.documents,
+            compile=self.compile,
         )
-    steps = steps if steps is not None else 20 if device.type == "cuda" else 2
-    return run(case, corpus, replace(setting, threads=threads, steps=steps), against)
+        known = case(name, layers=self.layers, width=self.width).with_dropout(self.dropout)
+        return run(known, self.corpus, setting, self.against)
 
 
-def predict(
-    names: list[str],
-    /,
-    *,
-    corpus: Path,
-    against: list[Literal["transformers", "onnxruntime"]] | None = None,
-    layers: int = 12,
-    width: int = 256,
-    texts: int = 256,
-    rows: int = 32,
-    turns: int = 3,
-    threads: int | None = None,
-    precision: Literal["fp32", "bf16"] = "fp32",
-    where: Comparisons = ONE_BY_ONE,
-) -> dict[str, Any]:
-    """Measure prediction speed on texts of mixed lengths. Of several models, each is compared by itself.
+def train(names: list[str], /, *, training: Training, where: Comparisons = ONE_BY_ONE) -> dict[str, Any]:
+    """Measure training speed: tokens per second, share of the matrix-product peak, memory, time by part.
 
-    Example:
-        encoderlab bench predict bert --corpus corpora/wiki \\
-            --against transformers
+    Contenders take turns in one process tree on the same batches of a real corpus. Compare ratios, because absolute
+    times drift on a shared machine. Of several models, each is compared by itself.
+
+    Example: encoderlab bench train bert --corpus corpora/wiki \\
+        --against transformers
 
     Parameters
     ----------
     names
-        Families or published models.
+        Families (bert, roberta, albert, distilbert, electra, convbert, deberta-v1, deberta-v2, deberta-v3, xlnet,
+        modernbert) or published models.
+    """
+    from encoderlab.measure.bench import families
+
+    for name in names:
+        families.case(name, layers=training.layers, width=training.width)
+    reads, threads = [training.corpus], training.threads
+    return where.measure(training, names, lambda name, result: _show(result), threads=threads, reads=reads)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """Measures prediction with one model.
+
+    Parameters
+    ----------
     corpus
         Corpus folder; texts are taken from it.
     against
@@ -249,35 +203,53 @@ def predict(
     precision
         fp32, or bf16 under autocast.
     """
-    from encoderlab.measure.bench import families
-    from encoderlab.measure.bench.predict import PredictSetting
 
-    _check_counts(texts=texts, rows=rows, turns=turns, threads=threads)
+    corpus: Path
+    against: list[Literal["transformers", "onnxruntime"]] | None = None
+    layers: int = 12
+    width: int = 256
+    texts: Count = 256
+    rows: Count = 32
+    turns: Count = 3
+    threads: Count | None = None
+    precision: Literal["fp32", "bf16"] = "fp32"
+
+    def __call__(self, name: str, threads: int, say: Callable[[str], None]) -> dict[str, Any]:
+        from encoderlab.measure.bench.families import case
+        from encoderlab.measure.bench.predict import PredictSetting, run
+
+        setting = PredictSetting(
+            texts=self.texts,
+            rows=self.rows,
+            turns=self.turns,
+            threads=threads,
+            precision=self.precision,
+            against=tuple(self.against or ()),
+        )
+        return run(case(name, layers=self.layers, width=self.width), self.corpus, setting)
+
+
+def predict(names: list[str], /, *, prediction: Prediction, where: Comparisons = ONE_BY_ONE) -> dict[str, Any]:
+    """Measure prediction speed on texts of mixed lengths. Of several models, each is compared by itself.
+
+    Example: encoderlab bench predict bert --corpus corpora/wiki \\
+        --against transformers
+
+    Parameters
+    ----------
+    names
+        Families or published models.
+    """
+    from encoderlab.measure.bench import families
+
     for name in names:
-        families.case(name, layers=layers, width=width)
-    setting = PredictSetting(texts=texts, rows=rows, turns=turns, precision=precision, against=tuple(against or ()))
-    measure = partial(_predict, layers=layers, width=width, corpus=corpus, setting=setting)
-    return where.measure(measure, names, _show_prediction, threads=threads, reads=[corpus])
-
-
-def _predict(
-    name: str,
-    threads: int,
-    say: Callable[[str], None],
-    *,
-    layers: int,
-    width: int,
-    corpus: Path,
-    setting: PredictSetting,
-) -> dict[str, Any]:
-    from encoderlab.measure.bench import families
-    from encoderlab.measure.bench.predict import run
-
-    return run(families.case(name, layers=layers, width=width), corpus, replace(setting, threads=threads))
+        families.case(name, layers=prediction.layers, width=prediction.width)
+    reads, threads = [prediction.corpus], prediction.threads
+    return where.measure(prediction, names, _show_prediction, threads=threads, reads=reads)
 
 
 def _show_prediction(name: str, result: dict[str, Any]) -> None:
-    """Print the result of :func:`_predict`."""
+    """Print the result of :class:`Prediction`."""
     speeds = result["tokens_per_second"]
     lines = [
         (who, f"{speed:,.0f}", f"{result['ratio'].get(who, 1.0):.2f}", f"{result['difference'].get(who, 0.0):.0e}")
@@ -293,9 +265,9 @@ def corpus(
     *sources: str,
     tokenizer: str | None = None,
     vocab_size: int = 8192,
-    megabytes: float = 100.0,
-    workers: int = 2,
-    turns: int = 3,
+    megabytes: Amount = 100.0,
+    workers: Count = 2,
+    turns: Count = 3,
 ) -> dict[str, Any]:
     """Measure corpus building, compared with the tokenizer library alone on the same number of processes.
 
@@ -318,9 +290,6 @@ def corpus(
     """
     from encoderlab.measure.bench.corpus import run
 
-    _check_counts(workers=workers, turns=turns)
-    if megabytes <= 0:
-        raise ConfigError(f"megabytes {megabytes:g} is not positive; give more than 0")
     result = run(
         sources or ("python:all",),
         tokenizer=tokenizer,
@@ -344,9 +313,9 @@ def scaling(
     processes: int = 2,
     layers: int = 12,
     width: int = 256,
-    rows: int = 16,
+    rows: Count = 16,
     length: int = 128,
-    steps: int = 4,
+    steps: Count = 4,
 ) -> dict[str, Any]:
     """Measure how training speed grows with processes of one thread, and the time of communication.
 
@@ -378,7 +347,6 @@ def scaling(
 
     if processes < 2:
         raise ConfigError(f"--processes is {processes}, and scaling compares several with one; give at least 2")
-    _check_counts(rows=rows, steps=steps)
     case = families.case(name, layers=layers, width=width)
     result = run(case, corpus, processes=processes, rows=rows, length=length, steps=steps)
     lines = [(count, f"{speed:,.0f}") for count, speed in result["tokens_per_second"].items()]
@@ -397,37 +365,13 @@ def scaling(
     return result
 
 
-def serve(
-    models: list[Path],
-    /,
-    *,
-    against: Annotated[
-        list[Literal["fifo", "onnx", "int8", "sentence-transformers", "infinity"]] | None, Parameter(negative=())
-    ] = None,
-    precision: Precision = "fp32",
-    python: Path | None = None,
-    clients: Annotated[list[int] | None, Parameter(negative=())] = None,
-    requests: int = 400,
-    turns: int = 3,
-    threads: int | None = None,
-    overload: bool = True,
-    where: Comparisons = ONE_BY_ONE,
-) -> dict[str, Any]:
-    """Measure servers side by side: requests per second and latency under load. Of several models, each by itself.
-
-    Every request is one text; lengths are mixed. All servers stay up and are asked in turns.
-    With one client, calls of `encode` in one process take turns with them, too.
-    Compare ratios within one run. At the end our server gets three times as many requests
-    as it can answer, and refuses those that would wait longer than its slowest answers
-    did (--max-wait).
-
-    Example:
-        encoderlab bench serve wiki-onnx --against fifo --against onnx
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """Measures servers of one model.
 
     Parameters
     ----------
-    models
-        Exported folders that make vectors of texts; without --against onnx or int8, any models.
     against
         Other servers (repeatable): our queue first in, first out (fifo), our server with the graph in ONNX Runtime
         (onnx, int8), sentence-transformers behind FastAPI, infinity.
@@ -446,66 +390,74 @@ def serve(
     overload
         Also send three times as many requests as our server can answer.
     """
-    _check_counts(requests=requests, turns=turns, threads=threads)
-    measure = partial(
-        _serve,
-        against=tuple(against or ()),
-        precision=precision,
-        python=python,
-        clients=tuple(clients or (1, 8, 32)),
-        requests=requests,
-        turns=turns,
-        overload=overload,
-    )
-    reads = [*models, *([python] if python else [])]
-    return where.measure(measure, list(map(str, models)), _show_serving, threads=threads, reads=reads)
+
+    against: Annotated[
+        list[Literal["fifo", "onnx", "int8", "sentence-transformers", "infinity"]] | None, Parameter(negative=())
+    ] = None
+    precision: Precision = "fp32"
+    python: Path | None = None
+    clients: Annotated[list[Count] | None, Parameter(negative=())] = None
+    requests: Count = 400
+    turns: Count = 3
+    threads: Count | None = None
+    overload: bool = True
+
+    def __call__(self, model: str, threads: int, say: Callable[[str], None]) -> dict[str, Any]:
+        import torch
+
+        from encoderlab.deploy.serve.bench import contenders, measure
+        from encoderlab.inference import encode, placed, tokenizer_of
+        from encoderlab.interchange.load import load
+
+        whole = placed(load(Path(model)).eval(), self.precision)
+        tokenizer = tokenizer_of(whole)
+        tokens = map(tokenizer.token, range(tokenizer.vocab_size))
+        words = [token for token in tokens if token.isascii() and token.isalpha()] or ["a"]
+        servers = contenders(Path(model), tuple(self.against or ()), self.python, self.precision)
+        own = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            found = measure(
+                servers,
+                words,
+                clients=tuple(self.clients or (1, 8, 32)),
+                requests=self.requests,
+                turns=self.turns,
+                threads=threads,
+                overload=self.overload,
+                say=say,
+                bare=lambda text: encode(whole, [text]),
+            )
+        finally:
+            torch.set_num_threads(own)
+        return {"model": model, **found}
 
 
-def _serve(
-    model: str,
-    threads: int,
-    say: Callable[[str], None],
-    *,
-    against: Sequence[str],
-    precision: Precision,
-    python: Path | None,
-    clients: Sequence[int],
-    requests: int,
-    turns: int,
-    overload: bool,
-) -> dict[str, Any]:
-    import torch
+SERVING = Serving()
 
-    from encoderlab.deploy.serve.bench import contenders, measure
-    from encoderlab.inference import encode, placed, tokenizer_of
-    from encoderlab.interchange.load import load
 
-    whole = placed(load(Path(model)).eval(), precision)
-    tokenizer = tokenizer_of(whole)
-    tokens = map(tokenizer.token, range(tokenizer.vocab_size))
-    words = [token for token in tokens if token.isascii() and token.isalpha()] or ["a"]
-    servers = contenders(Path(model), against, python, precision)
-    own = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        found = measure(
-            servers,
-            words,
-            clients=clients,
-            requests=requests,
-            turns=turns,
-            threads=threads,
-            overload=overload,
-            say=say,
-            bare=lambda text: encode(whole, [text]),
-        )
-    finally:
-        torch.set_num_threads(own)
-    return {"model": model, **found}
+def serve(models: list[Path], /, *, serving: Serving = SERVING, where: Comparisons = ONE_BY_ONE) -> dict[str, Any]:
+    """Measure servers side by side: requests per second and latency under load. Of several models, each by itself.
+
+    Every request is one text; lengths are mixed. All servers stay up and are asked in turns.
+    With one client, calls of `encode` in one process take turns with them, too.
+    Compare ratios within one run. At the end our server gets three times as many requests
+    as it can answer, and refuses those that would wait longer than its slowest answers
+    did (--max-wait).
+
+    Example: encoderlab bench serve wiki-onnx --against fifo --against onnx
+
+    Parameters
+    ----------
+    models
+        Exported folders that make vectors of texts; without --against onnx or int8, any models.
+    """
+    reads = [*models, *([serving.python] if serving.python else [])]
+    return where.measure(serving, list(map(str, models)), _show_serving, threads=serving.threads, reads=reads)
 
 
 def _show_serving(name: str, result: dict[str, Any]) -> None:
-    """Print the result of :func:`_serve`."""
+    """Print the result of :class:`Serving`."""
     for title, rows in {
         **{f"{n} clients": rows for n, rows in result["clients"].items()},
         "short": result["short"],
@@ -538,17 +490,6 @@ def _show_serving(name: str, result: dict[str, Any]) -> None:
             f"({over['usual_p99']:.0f} ms before), {over['refused']} refused (p99 {over['p99_of_refusals'] or 0:.0f} "
             f"ms), {over['failed']} failed"
         )
-
-
-def _check_counts(**counts: int | None) -> None:
-    """Refuse counts below 1.
-
-    Raises:
-        ConfigError: a count is below 1.
-    """
-    for name, count in counts.items():
-        if count is not None and count < 1:
-            raise ConfigError(f"{name} {count} is below 1; give at least 1")
 
 
 def _show(result: dict[str, Any]) -> None:

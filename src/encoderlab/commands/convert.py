@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from encoderlab.commands import terminal
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.files import held_folder, write_bytes
+from encoderlab.files import check_new, held_folder, write_bytes
 from encoderlab.interchange import checksums
 from encoderlab.interchange.places import resolve
 
@@ -73,8 +73,7 @@ def convert(
     notes: list[str] = []
     written = {}
     with held_folder(out):
-        if any(out.iterdir()):
-            raise ConfigError(f"{out}: exists and is not empty; choose another folder")
+        check_new(out)
         model = best_seed(model, terminal.say)
         models, values = _read(model, source, whole=to == "hf", allow_missing=allow_missing)
         if tokenizer is not None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from encoderlab.commands import terminal
+from encoderlab.commands.settings import Count
 from encoderlab.commands.workers import ALL_CORES, Processes
 from encoderlab.corpus.sources import Reading
 from encoderlab.errors import ConfigError
@@ -182,7 +183,7 @@ def build(
     return _report(out, record)
 
 
-def merge(*parts: Path, out: Path, max_unknown: float | None = None, workers: int | None = None) -> dict[str, Any]:
+def merge(*parts: Path, out: Path, max_unknown: float | None = None, workers: Count | None = None) -> dict[str, Any]:
     """Merge the parts of a corpus that several machines built; the result is what one machine would have written.
 
     Example: encoderlab corpus merge part0/ part1/ --out corpora/en

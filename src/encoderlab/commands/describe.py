@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from rich.tree import Tree
 
 from encoderlab.commands import terminal
+from encoderlab.commands.settings import Count
 from encoderlab.errors import ConfigError
 from encoderlab.interchange.places import installed
 
@@ -21,8 +22,8 @@ def describe(
     /,
     *,
     list_: Annotated[bool, Parameter(name="--list")] = False,
-    length: int = 128,
-    rows: int = 32,
+    length: Count = 128,
+    rows: Count = 32,
 ) -> dict[str, Any]:
     """Show an architecture: shapes, parameters, FLOPs per token, memory, and its differences from BERT.
 
@@ -48,8 +49,6 @@ def describe(
         return {"names": names}
     if name is None:
         raise ConfigError("describe needs a name or a model folder; --list shows all names")
-    if length < 1 or rows < 1:
-        raise ConfigError(f"length is {length} and rows is {rows}; give at least 1 for each")
     from encoderlab.measure.describe import facts, tree
 
     if Path(name).is_dir() or "/" in name or name in installed():

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +15,7 @@ from cyclopts import Parameter
 from encoderlab.commands.outputs import output
 from encoderlab.commands.precision import Pooling, Precision, judge
 from encoderlab.commands.terminal import json_mode, progress, say, table
-from encoderlab.commands.workers import HERE, WorkerOptions, for_each_file, keep_model, shared_model
+from encoderlab.commands.workers import HERE, ModelWork, WorkerOptions, for_each_file
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import replace_file
 from encoderlab.tasks.data.records import RECORDS, lines, suffix
@@ -107,7 +106,8 @@ def encode(
         raise ConfigError(f"{texts[0]}: is a file; give it with --file")
     verdict = judge(model, check, precision, pooling=pooling)
     if file and (len(file) > 1 or file[0].is_dir()):
-        return _encode_files(model, file, out, pooling, precision, where) | verdict
+        work = EncodeFile(model=model, pooling=pooling, precision=precision)
+        return for_each_file(work, file, out, where) | verdict
     if where.several:
         raise ConfigError("--workers, --on and the like are for several files or a folder; leave them out")
     with output(out, "vectors", *(file or ())):
@@ -115,53 +115,29 @@ def encode(
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncodeFile:
-    """Encodes files one after the other with a model that every process loads once.
+class EncodeFile(ModelWork["Model"]):
+    """Encodes the texts of files. The identity of a model is the hash of its weights, which differs by precision."""
 
-    ``identity`` is the hash of the model's weights as the first process sees it.
-    """
-
-    model: Path
-    identity: str
+    verb, suffix, unit, product = "encode", ".npy", "texts", "vectors of {width} numbers"
     pooling: Pooling
     precision: Precision
 
+    def load(self, say: Callable[[str], None]) -> tuple[Model, str]:
+        from encoderlab.model import weights_hash
+
+        network = _load(self.model, self.precision)
+        return network, weights_hash(network)
+
+    def asked(self) -> dict[str, Any]:
+        return {"pooling": self.pooling}
+
+    def about(self, loaded: Model) -> dict[str, Any]:
+        return {"width": loaded.config.encoder.width}
+
     def __call__(self, source: Path, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
-        network = shared_model(self.model, self.identity, partial(_identified, precision=self.precision))
+        network = self.loaded()
         parts = _parts(network, _lines(source), self.pooling, source)
         return {"texts": _write_vectors(out, parts, network.config.encoder.width)}
-
-
-def _identified(model: Path, *, precision: Precision) -> tuple[Model, str]:
-    """A model and the hash of its weights, which differs by precision."""
-    from encoderlab.model import weights_hash
-
-    network = _load(model, precision)
-    return network, weights_hash(network)
-
-
-def _encode_files(
-    model: Path, files: list[Path], out: Path | None, pooling: Pooling, precision: Precision, where: WorkerOptions
-) -> dict[str, Any]:
-    """Write the vectors of every file into a folder."""
-    network, which = _identified(model, precision=precision)  # a wrong model is refused before any work
-    width = network.config.encoder.width
-    if not where.several:
-        keep_model(model, which, network)
-    del network
-    done = for_each_file(
-        EncodeFile(model=model, identity=which, pooling=pooling, precision=precision),
-        files,
-        out,
-        where,
-        suffix=".npy",
-        asked={"verb": "encode", "model": which, "pooling": pooling},
-        title="encode",
-        model=model,
-    )
-    count = sum(facts["texts"] for facts in done.facts.values())
-    say(f"{count:,} vectors of {width} numbers for {len(done.facts):,} files written to {out}")
-    return {"model": model, "files": len(done.facts), "kept": done.kept, "texts": count, "width": width, "out": out}
 
 
 def _encode(

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from encoderlab.commands import terminal
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.files import held_folder
+from encoderlab.files import check_new, held_folder
 from encoderlab.tasks.data.records import RECORDS, lines, suffix
 
 if TYPE_CHECKING:
@@ -80,8 +80,7 @@ def export(
     from encoderlab.tasks.runs.folder import find_task
     from encoderlab.tasks.runs.trials import best_seed
 
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out}: exists and is not empty; choose another folder")
+    check_new(out)
     if int8 != (check is not None):
         raise ConfigError("--int8 is judged on your own texts; give both --int8 and --check FILE, or neither")
     if not 0 <= tolerance < 1:

@@ -23,7 +23,7 @@ def finetune(
     data: Path | None = None,
     dev: Path | None = None,
     test: Path | None = None,
-    seeds: int | None = None,
+    seeds: settings.Count | None = None,
     grid: Annotated[list[str] | None, Parameter(consume_multiple=1)] = None,
     tune: Annotated[list[str] | None, Parameter(consume_multiple=1)] = None,
     trials: int | None = None,
@@ -34,11 +34,7 @@ def finetune(
     teacher: Path | None = None,
     temperature: float | None = None,
     teacher_weight: float | None = None,
-    form: str | None = None,
-    text: str | None = None,
-    pair: str | None = None,
-    label: str | None = None,
-    options: str | None = None,
+    own: settings.OwnFile = settings.OWN_FILE,
     skip_unlabelled: bool = False,
     dry_run: bool = False,
     where: WorkerOptions = HERE,
@@ -96,17 +92,6 @@ def finetune(
         Temperature of the softmax of teacher and student. Default: 2.
     teacher_weight
         The teacher's share of the loss, from 0 to 1; the rest is the labels'. Default: 0.5.
-    form
-        Kind of task in your own file, if it cannot be inferred: classification, regression, multilabel,
-        tagging, span or choice.
-    text
-        In your own file, the column of the text, passage or context.
-    pair
-        In your own file, the column of the second text, or of the question.
-    label
-        In your own file, the column of the label, tags or answer.
-    options
-        For multiple choice, the columns of the options, separated by commas: 1,2,3,4.
     skip_unlabelled
         Leave out rows without a label, and print their number.
     dry_run
@@ -115,7 +100,6 @@ def finetune(
     from encoderlab.commands import finetune_page as page
     from encoderlab.commands import finetune_stages as stages
     from encoderlab.measure.finetuning_page import write
-    from encoderlab.tasks.data.infer import Given
     from encoderlab.tasks.data.suites import SUITES
     from encoderlab.tasks.runs.elsewhere import perform_all
     from encoderlab.tasks.runs.protocol import spelled_out
@@ -125,15 +109,7 @@ def finetune(
     is_suite = task.lower() in SUITES
     plan = stages.plan_of(protocol, seeds, grid, tune, trials, fields, suite=is_suite)
     stages.check_folder(out)
-    given = Given(
-        form=form,
-        text=text,
-        pair=pair,
-        label=label,
-        options=tuple(options.split(",")) if options else (),
-        skip_unlabelled=skip_unlabelled,
-    )  # type: ignore[arg-type]
-    jobs = stages.jobs_of(task, data, dev, test, given)
+    jobs = stages.jobs_of(task, data, dev, test, own.given(skip_unlabelled=skip_unlabelled))
     start = stages.Start.read(best_seed(resolve(model, run=out), note))
     teacher = None if teacher is None else resolve(teacher, run=out)
     teaching = stages.teaching_of(teacher, temperature, teacher_weight)

@@ -20,11 +20,8 @@ from encoderlab.files import held_folder, read_json
 from encoderlab.interchange.load import load
 from encoderlab.measure.finetuning import PRETRAINED, SCRATCH, WITHOUT
 from encoderlab.model import Model
-from encoderlab.records.dataset import is_dataset, labelled_files
-from encoderlab.storage.cache import local
-from encoderlab.tasks.data import suites
-from encoderlab.tasks.data.infer import Given, task_of
-from encoderlab.tasks.data.records import is_file_name
+from encoderlab.tasks.data.infer import Given
+from encoderlab.tasks.data.sources import Benchmark, Files, described_source
 from encoderlab.tasks.data.splits import completed, hold_out, remarks_of, usable_splits, without_fillers
 from encoderlab.tasks.data.task import Split, Task
 from encoderlab.tasks.forms.objective import form_of
@@ -165,8 +162,6 @@ def plan_of(
     """
     chosen = protocol(name)
     if seeds is not None:
-        if seeds < 1:
-            raise ConfigError(f"--seeds {seeds} is not positive; give at least 1")
         chosen = replace(chosen, seeds=seeds)
     if grid is not None and space is not None:
         raise ConfigError("--grid and --tune both search; give one of them")
@@ -217,75 +212,51 @@ def jobs_of(name: str, data: Path | None, dev: Path | None, test: Path | None, g
         ConfigError: options that do not fit ``name``, or no such file.
         DataError: a file that cannot be used, or a folder without data.
     """
-    path = local(name)
-    if path.is_file() or is_dataset(path) or (data is None and labelled_files(path)):
-        if data is not None:
-            raise ConfigError(f"{name} is a file, but --data {data} is for benchmarks; leave one of them out")
-        jobs = [_file_job(path, dev, test, given) if path.is_file() else _dataset_job(path, dev, test, given)]
-    elif is_file_name(name) or "/" in name:
-        if path.is_dir():
-            raise ConfigError(f"{name}: is a folder; give a file in it, or the name of a benchmark with --data {name}")
-        raise ConfigError(f"{name}: no such file; give labelled texts, or the name of a benchmark")
+    source = described_source(name, data, given)
+    if isinstance(source, Files):
+        jobs = [files_job(source, dev, test, given)]
+    elif dev is not None or test is not None:
+        raise ConfigError(f"{name} is a benchmark with known files; leave out --dev and --test")
     else:
-        if dev is not None or test is not None or given != Given():
-            raise ConfigError(f"{name} is a benchmark with known files and columns; leave out options for files")
-        jobs = _benchmark_jobs(name, data)
+        jobs = _benchmark_jobs(source)
     for job in jobs:
         for remark in remarks_of(job.splits):
             note(remark)
     return jobs
 
 
-def _file_job(train: Path, dev: Path | None, test: Path | None, given: Given) -> TaskWithSplits:
-    """The task in the user's own file. Without ``dev``, a part of the file is held out."""
-    task, said = task_of(train, given)
-    note(said)
-    return _job_of(task, [train], [dev] if dev else [], [test] if test else [], given)
+def files_job(source: Files, dev: Path | None, test: Path | None, given: Given) -> TaskWithSplits:
+    """The task in the user's own files. ``dev`` and ``test`` replace its splits; without any for development, a part of
+    training is held out.
 
-
-def _dataset_job(folder: Path, dev: Path | None, test: Path | None, given: Given) -> TaskWithSplits:
-    """The task in a folder that Hugging Face's ``datasets`` wrote, of whose splits ``dev`` and ``test`` replace the
-    validation and test ones.
+    Raises:
+        DataError: there are no files to train on.
     """
-    files = labelled_files(folder)
-    train = files.get("train")
-    if train is None:
-        raise DataError(f"{folder}: has the splits {', '.join(files)} and no train; give the folder of one of them")
-    task, said = task_of(train[0], given)
-    note(f"{folder.name}{said.removeprefix(train[0].name)}; splits {', '.join(files)}")
-    held_out = next((files[name] for name in ("validation", "valid", "dev") if name in files), [])
-    task = replace(task, name=folder.resolve().name)
-    return _job_of(task, train, [dev] if dev else held_out, [test] if test else files.get("test", []), given)
-
-
-def _job_of(
-    task: Task, train: Sequence[Path], dev: Sequence[Path], test: Sequence[Path], given: Given
-) -> TaskWithSplits:
-    """The task with the splits in these files."""
-    skip = given.skip_unlabelled
+    train, skip = source.find("train"), given.skip_unlabelled
+    if not train:
+        names = ", ".join(source.splits)
+        raise DataError(f"{source.name}: has the splits {names} and no train; give the folder of one of them")
+    task, said = source.task(given, "train")
+    note(said)
     splits = {"train": task.read(train, "train", skip_unlabelled=skip)}
     task = completed(task, splits["train"])  # other files have the labels of this one, or none
-    if dev:
-        splits["dev"] = task.read(dev, "dev", skip_unlabelled=skip)
+    if files := [dev] if dev else source.find("dev"):
+        splits["dev"] = task.read(files, "dev", skip_unlabelled=skip)
     else:
         splits["train"], splits["dev"] = hold_out(splits["train"])
-    if test:
-        splits["test"] = without_fillers(task.read(test, "test"), splits["train"])
+    if files := [test] if test else source.find("test"):
+        splits["test"] = without_fillers(task.read(files, "test"), splits["train"])
     return TaskWithSplits(task=task, splits=splits)
 
 
-def _benchmark_jobs(name: str, data: Path | None) -> list[TaskWithSplits]:
-    """A benchmark, or the tasks of a suite whose training files are in ``data``."""
-    names = suites.SUITES.get(name.lower(), (name,))
-    tasks = [suites.task(name) for name in names]
-    if data is None:
-        raise ConfigError(f"{name} is a benchmark; give the folder of its files with --data")
-    if name.lower() in suites.SUITES:
-        tasks = [task for task in tasks if _lies_in(task, data)]
+def _benchmark_jobs(source: Benchmark) -> list[TaskWithSplits]:
+    """A benchmark, or the tasks of a suite whose training files are there."""
+    tasks, data = source.tasks, source.folder
+    if len(tasks) > 1:
+        tasks = tuple(task for task in tasks if _lies_in(task, data))
         if not tasks:
-            raise DataError(
-                f"{data}: has no training file of {name} ({', '.join(names)}); give the folder that has them"
-            )
+            names = ", ".join(task.name for task in source.tasks)
+            raise DataError(f"{data}: has no training file of {source.name} ({names}); give the folder that has them")
     return [TaskWithSplits(task=task, splits=usable_splits(task, data)) for task in tasks]
 
 

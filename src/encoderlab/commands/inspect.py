@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from encoderlab.commands.settings import Count
 from encoderlab.commands.terminal import note, progress, say, table
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import held_folder
 from encoderlab.inspection.texts import sentences
-from encoderlab.tasks.data.records import is_file_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,7 +32,7 @@ def inspect(
     *,
     out: Path,
     against: Path | None = None,
-    texts: int = 200,
+    texts: Count = 200,
     memory: int = 0,
     probe: Annotated[list[str] | None, Parameter(consume_multiple=1)] = None,
     data: Path | None = None,
@@ -69,8 +69,6 @@ def inspect(
     """
     from encoderlab.inspection import folder
 
-    if texts < 1:
-        raise ConfigError(f"--texts is {texts}; give at least 1")
     read = sentences(text, texts)
     tagged = [_tagged(name, data) for name in probe or ()]
     if data is not None and all(Path(name).is_file() for name in probe or ()):
@@ -96,26 +94,23 @@ def inspect(
 
 def _tagged(name: str, data: Path | None) -> TaskWithSplits:
     """The tagging task of a file, with a held-out part, or of a benchmark in the folder ``data``."""
-    from encoderlab.commands.finetune_stages import TaskWithSplits
-    from encoderlab.tasks.data import suites
-    from encoderlab.tasks.data.infer import Given, task_of
-    from encoderlab.tasks.data.splits import hold_out, usable_splits
+    from encoderlab.commands.finetune_stages import TaskWithSplits, files_job
+    from encoderlab.tasks.data.infer import Given
+    from encoderlab.tasks.data.sources import Files, source_of
+    from encoderlab.tasks.data.splits import usable_splits
 
-    file, _, column = (name, "", "") if Path(name).is_file() else name.rpartition(":")
-    if Path(file).is_file() and file:
-        task, said = task_of(Path(file), Given(form="tagging", label=column or None))
-        note(said)
-        train, dev = hold_out(task.read([Path(file)], "train"))
-        task = replace(task, name=f"{task.name}, column {column}" if column else task.name)
-        return TaskWithSplits(task=task, splits={"train": train, "dev": dev})
-    if is_file_name(name) or "/" in name:
-        raise ConfigError(f"{name}: no such file; give a file of tagged words, or the name of a benchmark of tagging")
-    if data is None:
-        raise ConfigError(f"{name} is a benchmark; give the folder of its files with --data")
-    task = suites.task(name)
+    file, _, column = name.rpartition(":")
+    if not Path(file).is_file() or Path(name).is_file():
+        file, column = name, ""
+    source = source_of(file, data)
+    if isinstance(source, Files):
+        job = files_job(source, None, None, Given(form="tagging", label=column or None))
+        called = f"{job.task.name}, column {column}" if column else job.task.name
+        return replace(job, task=replace(job.task, name=called))
+    task = source.task
     if task.form != "tagging":
         raise ConfigError(f"{name} is {task.form}; a probe reads the tags of words, give a benchmark of tagging")
-    return TaskWithSplits(task=task, splits=usable_splits(task, data))
+    return TaskWithSplits(task=task, splits=usable_splits(task, source.folder))
 
 
 def _look(place: Path, read: list[Sentence], memory: int, tagged: Sequence[TaskWithSplits], file: str | None) -> Look:

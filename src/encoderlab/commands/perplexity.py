@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from encoderlab.commands import terminal
+from encoderlab.commands.settings import Count, CountOrZero
 from encoderlab.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,14 +19,14 @@ def perplexity(
     *models: Path,
     corpus: Path,
     split: str = "validation",
-    window: int = 64,
-    memory: int = 640,
+    window: Count = 64,
+    memory: CountOrZero = 640,
     same_length: bool = False,
-    clamp: int = 0,
-    streams: int = 8,
+    clamp: CountOrZero = 0,
+    streams: Count = 8,
     no_separator: bool = False,
     context: bool = False,
-    positions: int = 200,
+    positions: Count = 200,
 ) -> dict[str, Any]:
     """Measure left-to-right language models on a corpus: perplexity, bits per token and per byte, effective context.
 
@@ -69,13 +70,6 @@ def perplexity(
 
     if not models:
         raise ConfigError("no model to measure; give at least one model folder")
-    for options, least in (
-        ({"window": window, "streams": streams, "positions": positions}, 1),
-        ({"memory": memory, "clamp": clamp}, 0),
-    ):
-        for option, value in options.items():
-            if value < least:
-                raise ConfigError(f"--{option} {value} is below {least}; give at least {least}")
     text = Corpus(corpus, split)
     verify(corpus, split)
     device = usual_device()

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from encoderlab.commands.terminal import note, say, table
 from encoderlab.commands.use import labelled_data
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.files import held_folder, write_bytes
+from encoderlab.files import check_new, held_folder, write_bytes
 from encoderlab.interchange import checksums
 
 if TYPE_CHECKING:
@@ -69,8 +69,7 @@ def prune(
         raise ConfigError(f"--examples is {examples}; give at least 4, half of them to choose the heads by")
     place = best_seed(model, say)
     with held_folder(out):
-        if any(out.iterdir()):
-            raise ConfigError(f"{out}: exists and is not empty; choose another folder")
+        check_new(out)
         network, generator = load_pair(place)
         gone = check_heads(network.config, heads)
         measured: pruning.OnTask | pruning.OnText

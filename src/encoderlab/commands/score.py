@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from encoderlab.commands.settings import OWN_FILE, OwnFile
 from encoderlab.commands.terminal import note
 from encoderlab.commands.use import show_scores
 from encoderlab.errors import ConfigError
-from encoderlab.tasks.data.records import is_file_name
 
 
 def score(
@@ -20,11 +20,7 @@ def score(
     *,
     folder: Annotated[Path | None, Parameter(name="--data")] = None,
     split: str = "dev",
-    form: str | None = None,
-    text: str | None = None,
-    pair: str | None = None,
-    label: str | None = None,
-    options: str | None = None,
+    own: OwnFile = OWN_FILE,
     labels: str | None = None,
     null_odds: Path | None = None,
     threshold: float = 0.0,
@@ -45,22 +41,12 @@ def score(
     predictions
         File of predictions.
     data
-        A labelled file, or the name of a benchmark whose files are in the folder of --data.
+        A labelled file, a folder that Hugging Face's datasets wrote (save_to_disk), or the name of a benchmark whose
+        files are in the folder of --data.
     folder
         Folder with the benchmark's files, or one of them.
     split
-        Split of a benchmark: train, dev, test, ...
-    form
-        Kind of task in your own file, if it cannot be inferred: classification, regression, multilabel, tagging,
-        span or choice.
-    text
-        In your own file, the column of the text, passage or context.
-    pair
-        In your own file, the column of the second text, or of the question.
-    label
-        In your own file, the column of the label, tags or answer.
-    options
-        For multiple choice, the columns of the options, separated by commas: 1,2,3,4.
+        Split of a benchmark or a folder: train, dev, test, ...
     labels
         Further labels that may be predicted, besides those in the labelled file; separated by commas.
     null_odds
@@ -70,31 +56,23 @@ def score(
     skip_others
         Leave out predictions for ids that the labelled data lacks, and print their number.
     """
-    from encoderlab.tasks.data import suites
-    from encoderlab.tasks.data.infer import Given, task_of
     from encoderlab.tasks.data.predictions import read_null_odds, read_predictions, with_labels
+    from encoderlab.tasks.data.sources import Files, described_source
     from encoderlab.tasks.runs.folder import check_intact
     from encoderlab.tasks.scoring.scores import score as scored
 
-    given = Given(form=form, text=text, pair=pair, label=label, options=tuple(options.split(",")) if options else ())
-    if Path(data).is_file():
-        if folder is not None:
-            raise ConfigError(f"{data} is a file, but --data {folder} is for benchmarks; leave one of them out")
-        task, remark = task_of(Path(data), given)
+    given = own.given()
+    source = described_source(data, folder, given)
+    if isinstance(source, Files):
+        task, remark = source.task(given, split)
         note(remark)
-    elif "/" in data or is_file_name(data):
-        raise ConfigError(f"{data}: no such file; give labelled data, or the name of a benchmark")
-    elif given != Given():
-        raise ConfigError(f"{data} is a benchmark with known files and columns; leave out options for files")
     else:
-        task = suites.task(data)
-        if folder is None:
-            raise ConfigError(f"{data} is a benchmark; give the folder of its files with --data")
+        task = source.task
     if null_odds is not None and (task.form != "span" or task.answers != "squad"):
         raise ConfigError(
             f"--null-odds is for answers as SQuAD scores them, and {task.name} is {task.form}; leave it out"
         )
-    part = task.load(folder or Path(data), split)
+    part = source.read(task, split)
     for line in part.remarks:
         note(line)
     task = with_labels(task, part, [one.strip() for one in labels.split(",")] if labels else ())

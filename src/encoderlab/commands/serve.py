@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from encoderlab.commands import terminal
 from encoderlab.commands.precision import Precision
+from encoderlab.commands.settings import Amount, Count
 from encoderlab.deploy.serve.engine import ComputeThread, lanes
 from encoderlab.errors import ConfigError, MissingDependency
 
@@ -29,16 +30,16 @@ def serve(
     allow_host: list[str] | None = None,
     cors: str | None = None,
     metrics: Literal["open", "key"] = "open",
-    max_batch_tokens: int = 4096,
-    max_wait: float = 10.0,
-    max_texts: int = 1024,
-    max_body: Annotated[int, Parameter(help="Largest body of a request, in bytes.")] = 2_000_000,
-    deadline: float = 60.0,
+    max_batch_tokens: Count = 4096,
+    max_wait: Amount = 10.0,
+    max_texts: Count = 1024,
+    max_body: Annotated[Count, Parameter(help="Largest body of a request, in bytes.")] = 2_000_000,
+    deadline: Amount = 60.0,
     drain: float = 25.0,
     drain_delay: float = 0.0,
     accept_ids: bool = False,
-    rate: float | None = None,
-    workers: int = 1,
+    rate: Amount | None = None,
+    workers: Count = 1,
 ) -> dict[str, Any]:
     """Serve a model over HTTP.
 
@@ -103,11 +104,6 @@ def serve(
     for package in ("starlette", "uvicorn", "uvloop", "httptools", "orjson", "prometheus_client"):
         if importlib.util.find_spec(package) is None:
             raise MissingDependency(package, "serve", "serving")
-    counts: dict[str, float] = {"max-batch-tokens": max_batch_tokens, "max-texts": max_texts, "max-body": max_body}
-    counts |= {"workers": workers, "deadline": deadline, "max-wait": max_wait, "rate": 1 if rate is None else rate}
-    for option, count in counts.items():
-        if count <= 0:
-            raise ConfigError(f"--{option} {count} is not above 0; give more")
     if precision == "int8" and engine in ("onnx", "int8"):
         raise ConfigError(f"--precision int8 is for our kernels, not for --engine {engine}; leave one of them out")
     own = host in ("127.0.0.1", "localhost", "::1")

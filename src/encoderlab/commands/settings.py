@@ -1,16 +1,23 @@
-"""The order in which fields of a recipe are set: defaults < recipe < file < environment < command line."""
+"""Options of several verbs: numbers, labelled files of the user, and fields of a recipe.
+
+Fields are set in this order: defaults < recipe < file < environment < command line.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from cyclopts import Parameter
 
 from encoderlab.errors import ConfigError
 from encoderlab.files import VARIABLES
+
+if TYPE_CHECKING:
+    from encoderlab.tasks.data.infer import Given
 
 T = TypeVar("T")
 PREFIX = "ENCODERLAB_"
@@ -23,6 +30,58 @@ Config = Annotated[
     list[Path] | None,
     Parameter(name="--config", help="YAML or JSON file with fields of the recipe (repeatable; later files win)."),
 ]
+
+
+def _where(fits: Callable[[float], bool], remedy: str) -> Parameter:
+    """Refuse other numbers; :mod:`encoderlab.commands.usage` adds the option to the message."""
+
+    def check(kind: Any, value: float | None) -> None:
+        if value is not None and not fits(value):
+            raise ValueError(f"is {value:g}; give {remedy}")
+
+    return Parameter(validator=check)
+
+
+Count = Annotated[int, _where(lambda count: count >= 1, "at least 1")]
+CountOrZero = Annotated[int, _where(lambda count: count >= 0, "at least 0")]
+Amount = Annotated[float, _where(lambda amount: amount > 0, "a number above 0")]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class OwnFile:
+    """What a labelled file of the user holds.
+
+    Parameters
+    ----------
+    form
+        Kind of task in your own file, if it cannot be inferred: classification, regression, multilabel,
+        tagging, span or choice.
+    text
+        In your own file, the column of the text, passage or context.
+    pair
+        In your own file, the column of the second text, or of the question.
+    label
+        In your own file, the column of the label, tags or answer.
+    options
+        For multiple choice, the columns of the options, separated by commas: 1,2,3,4.
+    """
+
+    form: str | None = None
+    text: str | None = None
+    pair: str | None = None
+    label: str | None = None
+    options: str | None = None
+
+    def given(self, *, skip_unlabelled: bool = False) -> Given:
+        """The same for reading the file."""
+        from encoderlab.tasks.data.infer import Given
+
+        options = tuple(self.options.split(",")) if self.options else ()
+        return Given(**(vars(self) | {"options": options}), skip_unlabelled=skip_unlabelled)
+
+
+OWN_FILE = OwnFile()
 
 
 def resolve(recipe: T, *, files: Sequence[Path] = (), assignments: Sequence[str] = ()) -> T:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from encoderlab.commands import terminal
+from encoderlab.commands.settings import Amount
 from encoderlab.commands.workers import ALL_CORES, Processes
 from encoderlab.errors import ConfigError, DataError, Stopped
 from encoderlab.execution.cluster import Need, tasks_on
@@ -27,7 +28,7 @@ def study(
     *,
     out: Path | None = None,
     dry_run: bool = False,
-    hours: float | None = None,
+    hours: Amount | None = None,
     where: Processes = ALL_CORES,
     retry: bool = False,
 ) -> dict[str, Any]:
@@ -55,8 +56,6 @@ def study(
     from encoderlab.study.plan import StudyPlan
     from encoderlab.study.run import record, run
 
-    if hours is not None and not hours > 0:
-        raise ConfigError(f"--hours {hours} is not positive; give the hours after which to stop")
     begin = time.monotonic()
     if dry_run:
         return _show_plan(StudyPlan.read(file))

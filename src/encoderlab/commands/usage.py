@@ -15,6 +15,7 @@ from cyclopts.exceptions import (
     RepeatArgumentError,
     UnknownOptionError,
     UnusedCliTokensError,
+    ValidationError,
 )
 
 FIELD = re.compile(r"[a-z_]\w*(\.\w+)*=.*", re.DOTALL)  # what --set takes
@@ -34,6 +35,8 @@ def explained(error: CycloptsError, tokens: Sequence[str], program: str) -> str:
             return f"{before}unknown option {error.token.keyword or error.token.value}; {_near(error) or remedy}"
         case CoercionError(token=token, target_type=kind) if token is not None and kind in TYPES:
             return f"{before}{token.keyword or _name(error)} is {token.value!r}; give {TYPES[kind]}"
+        case ValidationError(argument=argument, exception_message=why) if argument is not None:
+            return f"{before}{argument.name} {why}"
         case RepeatArgumentError():
             return f"{before}{error.token.keyword} is given twice; give it once"
         case ConsumeMultipleError(argument=argument) if argument is not None:

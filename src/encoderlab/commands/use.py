@@ -7,7 +7,6 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,11 +15,9 @@ from cyclopts import Parameter
 from encoderlab.commands.outputs import check_output, output
 from encoderlab.commands.precision import Precision, judge
 from encoderlab.commands.terminal import note, progress, say, table
-from encoderlab.commands.workers import HERE, WorkerOptions, for_each_file, keep_model, shared_model
+from encoderlab.commands.workers import HERE, ModelWork, WorkerOptions, each, for_each_file
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.execution.workers import logged
 from encoderlab.files import held_folder, json_line, write_text
-from encoderlab.records.dataset import is_dataset, labelled_files
 from encoderlab.storage.cache import local
 from encoderlab.storage.places import url_of
 from encoderlab.tasks.data.records import is_file_name
@@ -30,8 +27,6 @@ if TYPE_CHECKING:
     from encoderlab.tasks.data.infer import Given
     from encoderlab.tasks.data.task import Split, Task
     from encoderlab.tasks.runs.predict import Predictor
-
-DATASET_SPLITS = {"dev": "validation"}  # what datasets calls it
 
 
 def evaluate(
@@ -107,16 +102,11 @@ def evaluate(
     files = [path for path in map(local, data) if path.exists()]
     with where.tasks([*score.places, *files, *([folder] if folder else [])]) as tasks, progress("evaluate") as show:
 
-        def ended(name: str, found: tuple[dict[str, Any], list[str]]) -> None:
-            done[name], remarks = found
-            for line in remarks:
-                note(f"{name}: {line}")
+        def ended(name: str, scored: dict[str, Any]) -> None:
+            done[name] = scored
             show("files", len(done), len(data))
 
-        tasks.ended = ended
-        for one in data:
-            tasks.submit(_scored, score, one, name=one)
-        tasks.finish()
+        each(tasks, score, {one: (one,) for one in data}, ended)
     for one in data:
         _show_evaluation(done[one], one)
     return {"files": {one: done[one] for one in data}}
@@ -195,13 +185,6 @@ class Score:
         return {"task": task.name, "examples": len(part), "data": part.sha256, "scores": scores, "submission": files}
 
 
-def _scored(score: Score, data: str) -> tuple[dict[str, Any], list[str]]:
-    """The scores on one file, and remarks about it."""
-    remarks: list[str] = []
-    with logged(remarks):
-        return score(data, remarks.append), remarks
-
-
 def _show_evaluation(found: Mapping[str, Any], data: str = "") -> None:
     """Print the scores of :class:`Score`, with the name of the data if there is more than one."""
     if found["scores"]:
@@ -217,28 +200,16 @@ def labelled_data(
 
     Returns its task, its examples, and its label for each of the model's labels that differs.
     """
-    from encoderlab.tasks.data import suites
+    from encoderlab.tasks.data.sources import Files, source_of
     from encoderlab.tasks.runs.apply import fitted, task_of_file
 
-    path = local(data)
-    paths: list[Path] | None = None
-    if path.is_file():
-        paths = [path]
-    elif is_dataset(path) or folder is None and labelled_files(path):
-        files = labelled_files(path)
-        name = DATASET_SPLITS.get(split, split)
-        paths = files.get(name) or files.get(split) or (files["train"] if list(files) == ["train"] else None)
-        if paths is None:
-            raise DataError(f"{data}: has the splits {', '.join(files)} and no {name}; name one with --split")
-    if paths is not None:
+    source = source_of(data, folder)
+    if isinstance(source, Files):
+        paths = source.of(split)
         task = task_of_file(paths[0], own, given, say)
         return task, task.read(paths, split, skip_unlabelled=given.skip_unlabelled), {}
-    if is_file_name(data) or "/" in data:
-        raise ConfigError(f"{data}: no such file; give labelled data, or the name of a benchmark")
-    task, names = fitted(suites.task(data), own, say)
-    if folder is None:
-        raise ConfigError(f"{data} is a benchmark; give the folder of its files with --data")
-    return task, task.load(folder, split), names
+    task, names = fitted(source.task, own, say)
+    return task, source.read(task, split), names
 
 
 def show_scores(title: str, by_model: Mapping[str, Mapping[str, float]]) -> None:
@@ -315,7 +286,8 @@ def predict(
     places = _places(inputs, out)
     if places is not None and (len(places) > 1 or places[0].is_dir()):
         verdict = judge(model, check, precision)
-        return _predict_files(model, places, out, text, pair, with_ or (), precision, where) | verdict
+        work = PredictFile(model=model, text=text, pair=pair, besides=tuple(with_ or ()), precision=precision)
+        return for_each_file(work, places, out, where) | verdict
     if where.several:
         raise ConfigError("--workers, --on and the like are for several files or a folder; leave them out")
     verdict = judge(model, check, precision) | {"model": model}
@@ -353,25 +325,31 @@ def _places(words: Sequence[str], out: Path | None) -> list[Path] | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictFile:
-    """Labels files one after the other with a model that every process loads once.
+class PredictFile(ModelWork["Predictor"]):
+    """Labels the texts of files."""
 
-    ``identity`` is the model's as the first process sees it.
-    """
-
-    model: Path
-    identity: str
+    verb, suffix, unit, product = "predict", ".jsonl", "predictions", "predictions"
     text: str | None
     pair: str | None
     besides: tuple[str, ...]
     precision: Precision
+
+    def load(self, say: Callable[[str], None]) -> tuple[Predictor, str]:
+        from encoderlab.tasks.runs.apply import predictor_of
+        from encoderlab.tasks.runs.predict import identity
+
+        predictor = predictor_of(self.model, say, self.precision)
+        return predictor, identity(predictor)
+
+    def asked(self) -> dict[str, Any]:
+        return {"text": self.text, "pair": self.pair, "with": list(self.besides)}
 
     def __call__(self, source: Path, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
         from encoderlab.tasks.data.task import Remarks
         from encoderlab.tasks.runs.apply import unlabelled_task_of_file
         from encoderlab.tasks.runs.predict import predict_file
 
-        predictor = shared_model(self.model, self.identity, partial(_identified, precision=self.precision))
+        predictor = self.loaded()
         predictor.form.cut = 0
         task = unlabelled_task_of_file(source, predictor, self.text, self.pair, say, gold="gold" in self.besides)
         remarks, done = Remarks(source), 0
@@ -380,48 +358,6 @@ class PredictFile:
         for line in (*remarks.lines(), *filter(None, (_cut(predictor),))):
             say(line)
         return {"predictions": done}
-
-
-def _identified(
-    model: Path, say: Callable[[str], None] = lambda line: None, *, precision: Precision
-) -> tuple[Predictor, str]:
-    """A predictor and its identity, which differs by precision."""
-    from encoderlab.tasks.runs.apply import predictor_of
-    from encoderlab.tasks.runs.predict import identity
-
-    predictor = predictor_of(model, say, precision)
-    return predictor, identity(predictor)
-
-
-def _predict_files(
-    model: Path,
-    places: list[Path],
-    out: Path | None,
-    text: str | None,
-    pair: str | None,
-    besides: Sequence[str],
-    precision: Precision,
-    where: WorkerOptions,
-) -> dict[str, Any]:
-    """Write the predictions of every file into a folder."""
-    predictor, which = _identified(model, note, precision=precision)  # a wrong model is refused before any work
-    if not where.several:
-        keep_model(model, which, predictor)
-    del predictor
-    columns = {"text": text, "pair": pair, "with": list(besides)}
-    done = for_each_file(
-        PredictFile(model=model, identity=which, text=text, pair=pair, besides=tuple(besides), precision=precision),
-        places,
-        out,
-        where,
-        suffix=".jsonl",
-        asked={"verb": "predict", "model": which, **columns},
-        title="predict",
-        model=model,
-    )
-    count = sum(facts["predictions"] for facts in done.facts.values())
-    say(f"{count:,} predictions for {len(done.facts):,} files written to {out}")
-    return {"model": model, "files": len(done.facts), "kept": done.kept, "predictions": count, "out": out}
 
 
 def _predict_texts(predictor: Predictor, texts: list[str], out: Path | None, besides: Sequence[str]) -> dict[str, Any]:

@@ -6,17 +6,18 @@ import contextlib
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from cyclopts import Parameter
 
-from encoderlab.commands.terminal import note, progress
+from encoderlab.commands.settings import Count
+from encoderlab.commands.terminal import note, progress, say
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.execution.cluster import Need, tasks_on
-from encoderlab.execution.outputs import Make, Outputs, make_outputs
-from encoderlab.execution.workers import Tasks, Workers, cores
+from encoderlab.execution.outputs import make_outputs
+from encoderlab.execution.workers import Tasks, Workers, cores, logged
 from encoderlab.files import held_folder
 
 T = TypeVar("T")
@@ -36,12 +37,8 @@ class Processes:
         Where the work is done: `local` (this machine), `ray` or `ray=ADDRESS` (a Ray cluster that sees the same files).
     """
 
-    workers: int | None = None
+    workers: Count | None = None
     on: str = "local"
-
-    def __post_init__(self) -> None:
-        if self.workers is not None and self.workers < 1:
-            raise ConfigError(f"--workers {self.workers} is not positive; give at least 1")
 
 
 @Parameter(name="*")
@@ -61,14 +58,11 @@ class WorkerOptions(Processes):
         Gigabytes of memory of a task on Ray. Default: not counted.
     """
 
-    threads: int | None = None
+    threads: Count | None = None
     gpus: float | None = None
     memory: float | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.threads is not None and self.threads < 1:
-            raise ConfigError(f"--threads {self.threads} is not positive; give at least 1")
         for name in ("gpus", "memory"):
             if (amount := getattr(self, name)) is None:
                 continue
@@ -118,33 +112,85 @@ def elsewhere(where: WorkerOptions, out: Path, reads: Sequence[Path]) -> Iterato
                 out.rmdir()
 
 
+def each(
+    tasks: Tasks, function: Callable[..., T], calls: Mapping[str, Sequence[Any]], ended: Callable[[str, T], None]
+) -> None:
+    """``function(*arguments, say)`` for the arguments of every name; ``ended`` gets each name with its result.
+
+    What ``function`` says, and what the package logs meanwhile, is printed with the name before it.
+    """
+
+    def noted(name: str, found: tuple[T, list[str]]) -> None:
+        result, remarks = found
+        for line in remarks:
+            note(f"{name}: {line}")
+        ended(name, result)
+
+    tasks.ended = noted
+    for name, arguments in calls.items():
+        tasks.submit(_with_remarks, function, *arguments, name=name)
+    tasks.finish()
+
+
+def _with_remarks(function: Callable[..., T], *arguments: Any) -> tuple[T, list[str]]:
+    remarks: list[str] = []
+    with logged(remarks):
+        return function(*arguments, remarks.append), remarks
+
+
 _loaded: dict[tuple[Path, str], Any] = {}  # the model of this process, by its path and identity; at most one
 
 
 def keep_model(model: Path, identity: str, loaded: Any) -> None:
-    """Let :func:`shared_model` give ``loaded`` to the tasks of this process."""
+    """Let :meth:`ModelWork.loaded` give ``loaded`` to the tasks of this process."""
     _loaded.clear()
     _loaded[model, identity] = loaded
 
 
-def shared_model(model: Path, identity: str, load: Callable[[Path], tuple[T, str]]) -> T:
-    """The model of this process, loaded once for all its tasks; it must equal that of the first process.
+@dataclass(frozen=True, kw_only=True)
+class ModelWork(Generic[T]):
+    """Makes an output of one file after the other with a model that every process loads once.
 
-    Args:
-        identity: of the model as the first process sees it.
-        load: reads a model and returns it with its identity.
-
-    Raises:
-        ConfigError: this process sees another model.
+    ``identity`` is the model's as the first process sees it. A call returns facts, with the number of what it made as
+    ``unit``; ``product`` says what that is, with the words of :meth:`about`.
     """
-    if (model, identity) not in _loaded:
-        loaded, own = load(model)
-        if own != identity:
-            raise ConfigError(
-                f"{model}: differs on {platform.node()} from the model here; put one where all nodes see it"
-            )
-        keep_model(model, identity, loaded)
-    return _loaded[model, identity]  # type: ignore[no-any-return]
+
+    verb: ClassVar[str]
+    suffix: ClassVar[str]
+    unit: ClassVar[str]
+    product: ClassVar[str]
+    model: Path
+    identity: str = ""
+
+    def load(self, say: Callable[[str], None]) -> tuple[T, str]:
+        """The model and its identity."""
+        raise NotImplementedError
+
+    def asked(self) -> dict[str, Any]:
+        """The settings on which outputs depend, besides the model."""
+        raise NotImplementedError
+
+    def about(self, loaded: T) -> dict[str, Any]:
+        """What the answer says of the model."""
+        return {}
+
+    def loaded(self) -> T:
+        """The model of this process, loaded once for all its tasks; it must equal that of the first process.
+
+        Raises:
+            ConfigError: this process sees another model.
+        """
+        if (self.model, self.identity) not in _loaded:
+            loaded, own = self.load(lambda line: None)
+            if own != self.identity:
+                raise ConfigError(
+                    f"{self.model}: differs on {platform.node()} from the model here; put one where all nodes see it"
+                )
+            keep_model(self.model, self.identity, loaded)
+        return _loaded[self.model, self.identity]  # type: ignore[no-any-return]
+
+    def __call__(self, source: Path, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
+        raise NotImplementedError
 
 
 def listed(places: Sequence[Path], suffix: str) -> dict[str, Path]:
@@ -175,22 +221,22 @@ def listed(places: Sequence[Path], suffix: str) -> dict[str, Path]:
 
 
 def for_each_file(
-    make: Make,
-    places: Sequence[Path],
-    out: Path | None,
-    where: WorkerOptions,
-    *,
-    suffix: str,
-    asked: Mapping[str, Any],
-    title: str,
-    model: Path,
-) -> Outputs:
-    """Make an output in the folder ``out`` of each file among ``places`` with ``model``, and print what was noticed.
+    work: ModelWork[Any], places: Sequence[Path], out: Path | None, where: WorkerOptions
+) -> dict[str, Any]:
+    """Make an output in the folder ``out`` of each file among ``places``, print what was noticed, and return the answer
+    of the verb.
 
     Raises:
         ConfigError, DataError: wrong folders; or at the end, if some files failed.
     """
-    inputs = listed(places, suffix)
+    loaded, identity = work.load(note)  # a wrong model is refused before any work
+    about = work.about(loaded)
+    if not where.several:
+        keep_model(work.model, identity, loaded)
+    del loaded
+    work = replace(work, identity=identity)
+    asked = {"verb": work.verb, "model": identity, **work.asked()}
+    inputs = listed(places, work.suffix)
     if out is None:
         raise ConfigError(f"{len(inputs)} files need a folder for their outputs; give --out FOLDER")
     if out.exists() and not out.is_dir():
@@ -198,12 +244,12 @@ def for_each_file(
     for place in places:  # outputs below it would be read next time
         if place.is_dir() and out.resolve().is_relative_to(place.resolve()):
             raise ConfigError(f"--out {out}: is inside {place}, which is read; give another --out")
-    sees = [out, *places, *([model] if model.exists() else [])]
-    with held_folder(out), where.tasks(sees) as tasks, progress(title) as show:
-        done = make_outputs(make, inputs, out, tasks, asked=asked, progress=show)
+    sees = [out, *places, *([work.model] if work.model.exists() else [])]
+    with held_folder(out), where.tasks(sees) as tasks, progress(work.verb) as show:
+        done = make_outputs(work, inputs, out, tasks, asked=asked, progress=show)
     for remark, names in done.remarks.items():
         more = f" and {len(names) - 1:,} more files" if len(names) > 1 else ""
-        note(f"{names[0].removesuffix(suffix)}{more}: {remark}")
+        note(f"{names[0].removesuffix(work.suffix)}{more}: {remark}")
     if done.kept:
         note(f"{done.kept:,} of {len(inputs):,} files were done before")
     if done.failed:
@@ -215,4 +261,7 @@ def for_each_file(
             f"{len(done.failed):,} of {len(inputs):,} files failed ({some}); the others are in {out}; fix these, and "
             "run the same command again"
         )
-    return done
+    count = sum(facts[work.unit] for facts in done.facts.values())
+    say(f"{count:,} {work.product.format(**about)} for {len(done.facts):,} files written to {out}")
+    counts = {"files": len(done.facts), "kept": done.kept, work.unit: count}
+    return {"model": work.model, **counts, **about, "out": out}

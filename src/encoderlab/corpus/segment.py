@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-from encoderlab.errors import ConfigError, DataError, MissingDependency
+from encoderlab.errors import ConfigError, DataError, optional
 
 Segment = Callable[[str], Sequence[str]]
 
@@ -32,10 +32,8 @@ def load_segmenter(name: str) -> Segment:
     if name == "characters":
         return list
     if name == "rjieba":
-        try:
+        with optional("rjieba", "zh", "the segmenter 'rjieba'"):
             import rjieba
-        except ImportError:
-            raise MissingDependency("rjieba", "zh", "the segmenter 'rjieba'") from None
         return rjieba.cut
     module, _, function = name.partition(":")
     if not module or not function:

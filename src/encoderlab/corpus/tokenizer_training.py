@@ -18,7 +18,7 @@ from encoderlab.corpus.sentencepiece_model import CONTROL, NORMAL, UNKNOWN, Sent
 from encoderlab.corpus.special_tokens import DEFAULT_FAMILY, FAMILIES, Kind, VocabularyFamily
 from encoderlab.corpus.vocabularies import TokenizerParts
 from encoderlab.corpus.words import LETTER, char_class
-from encoderlab.errors import ConfigError, DataError, MissingDependency, nearest
+from encoderlab.errors import ConfigError, DataError, nearest, optional
 
 MIN_FREQUENCY = 2  # pairs rarer than this are not merged
 
@@ -136,10 +136,8 @@ def _unigram(sample: Sequence[str], vocab_size: int, name: str, lowercase: bool)
     Scores are rounded to 1/1024, so every sum is exact in single precision, and sentencepiece and the ``tokenizers``
     library agree on the best segmentation, ties included.
     """
-    try:
+    with optional("sentencepiece", "spm", "training a Unigram tokenizer"):
         import sentencepiece
-    except ImportError:
-        raise MissingDependency("sentencepiece", "spm", "training a Unigram tokenizer") from None
     family = FAMILIES[name]
     normalizer = normalizers.Sequence(
         [*vocabularies.unigram_normalizers(name, lowercase=lowercase), *vocabularies.unigram_cleaning()]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from encoderlab.errors import DataError, MissingDependency
+from encoderlab.errors import DataError, optional
 
 GRAPH, QUANTIZED = "onnx/model.onnx", "onnx/model_quantized.onnx"  # in an exported folder
 
@@ -21,10 +21,8 @@ class OnnxRun:
     """
 
     def __init__(self, path: Path) -> None:
-        try:
+        with optional("onnxruntime", "export", "ONNX"):
             import onnxruntime
-        except ImportError:
-            raise MissingDependency("onnxruntime", "export", "ONNX") from None
         import torch
 
         if not path.is_file():

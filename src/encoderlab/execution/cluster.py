@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from encoderlab import __version__
-from encoderlab.errors import ConfigError, DataError, EncoderlabError, MissingDependency, OutOfMemory, Stopped
+from encoderlab.errors import ConfigError, DataError, EncoderlabError, OutOfMemory, Stopped, optional
 from encoderlab.execution.local import POLL, Ended, Execute, Job, start
 from encoderlab.execution.workers import Tasks, Workers, cores, versions
 
@@ -87,10 +87,8 @@ class RayTasks(Tasks):
         self._away = False  # whether the head did not answer the last time
 
     def __enter__(self) -> Self:
-        try:
+        with optional("ray", "scale", "--on ray"):
             import ray
-        except ImportError:
-            raise MissingDependency("ray", "scale", "--on ray") from None
         self._ray = ray
         if not ray.is_initialized():
             self._connect()

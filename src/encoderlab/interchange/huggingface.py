@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from encoderlab.corpus.tokenizer import Tokenizer
-from encoderlab.errors import ConfigError, DataError
+from encoderlab.errors import DataError
+from encoderlab.files import check_new
 from encoderlab.interchange import checksums, configs, heads, name_tables, names, reading
 from encoderlab.interchange import folder as folders
 from encoderlab.interchange.assemble import assemble
@@ -99,8 +100,7 @@ def save(model: Model, folder: str | os.PathLike[str], *, both_heads: bool = Fal
         ConfigError: the folder is not empty.
     """
     folder = Path(folder)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder}: exists and is not empty; choose another folder")
+    check_new(folder)
     config, weights = model.config, folders.weights(model)
     if bare:
         config = replace(config, lm=None, pair=False, rtd=None, task=None, labels=())

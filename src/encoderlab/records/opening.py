@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from encoderlab.errors import DataError, MissingDependency
+from encoderlab.errors import DataError, optional
 from encoderlab.files import read_json
 from encoderlab.storage.places import url_of
 from encoderlab.storage.streams import open_file
@@ -118,11 +118,9 @@ def refuse_binary(name: str, head: bytes) -> None:
 
 
 def _open_zstd(source: Path | IO[bytes]) -> Any:
-    try:
+    name = source if isinstance(source, Path) else source.name
+    with optional("zstandard", "data", f"reading {name}"):
         import zstandard
-    except ImportError:
-        name = source if isinstance(source, Path) else source.name
-        raise MissingDependency("zstandard", "data", f"reading {name}") from None
     file = open(source, "rb") if isinstance(source, Path) else source
     return io.BufferedReader(_ZstdFile(file, zstandard.ZstdDecompressor()), BLOCK)
 
@@ -234,11 +232,9 @@ def _open_columns(file: File, stop: int | None = None) -> Any:
     """A ``pyarrow.parquet.ParquetFile``, or a reader of Arrow's formats for files or streams, by its last bytes; near
     them a Parquet file has its table of contents.
     """
-    try:
+    with optional("pyarrow", "data", f"reading {file}"):
         import pyarrow.ipc
         import pyarrow.parquet
-    except ImportError:
-        raise MissingDependency("pyarrow", "data", f"reading {file}") from None
     if file.member or file.path.suffix.lower() in COMPRESSED:
         raise DataError(f"{file}: Parquet or Arrow within an archive; unpack it first (Parquet is compressed itself)")
     remote = url_of(file.path) is not None

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from encoderlab.errors import MissingDependency
+from encoderlab.errors import optional
 from encoderlab.train.units import clock, quantity
 
 PLAIN_SECONDS = 10.0  # between two plain lines
@@ -106,10 +106,8 @@ class Board:
     """Writes every number of the metrics as a TensorBoard curve, from ``step`` on."""
 
     def __init__(self, folder: Path, step: int) -> None:
-        try:
+        with optional("tensorboard", "track", "execution.tensorboard"):
             from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise MissingDependency("tensorboard", "track", "execution.tensorboard") from None
         self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
 
     def write(self, line: Mapping[str, Any]) -> None:

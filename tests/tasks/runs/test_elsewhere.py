@@ -146,5 +146,5 @@ def test_finetune_by_two_processes(tmp_path, capsys) -> None:
         torch.set_num_threads(before)
     here = results(tmp_path / "here")
     assert here == results(tmp_path / "there") and len(there["tasks"]["r"]["seeds"]) == 2
-    assert "--workers 0 is not positive" in messages(capsys, 2, *words, "--out", tmp_path / "new", "--workers", 0)
+    assert "--workers is 0; give at least 1" in messages(capsys, 2, *words, "--out", tmp_path / "new", "--workers", 0)
     assert not (tmp_path / "new").exists()

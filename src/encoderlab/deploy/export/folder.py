@@ -19,7 +19,7 @@ from encoderlab.deploy.export.int8 import quantize
 from encoderlab.deploy.graph import Graph, Use
 from encoderlab.deploy.onnx import GRAPH, QUANTIZED, OnnxRun
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.files import write_json
+from encoderlab.files import check_new, write_json
 from encoderlab.inference import Pooling
 from encoderlab.interchange import folder as folders
 from encoderlab.interchange import huggingface
@@ -72,8 +72,7 @@ def export(
         ConfigError: ``out`` is not empty, the model has no such length, or int8 without ONNX.
         EncoderlabError: the graph cannot be made, or its outputs differ from the model's.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out}: exists and is not empty; choose another folder")
+    check_new(out)
     if check_int8 is not None and "onnx" not in settings.to:
         raise ConfigError("--int8 makes a graph of ONNX out of another one; give --to onnx too")
     graph = Graph(model, use)

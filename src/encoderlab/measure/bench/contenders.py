@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from encoderlab.batches.batch import IGNORE, Batch
 from encoderlab.batches.rows import Row
-from encoderlab.errors import ConfigError, MissingDependency
+from encoderlab.errors import ConfigError, optional
 from encoderlab.interchange import huggingface
 from encoderlab.measure.bench.families import Case
 from encoderlab.model import Model
@@ -41,10 +41,8 @@ def quiet_transformers() -> Any:
     Raises:
         MissingDependency: it is not installed.
     """
-    try:
+    with optional("transformers", "hf", "comparing with transformers"):
         import transformers
-    except ImportError:
-        raise MissingDependency("transformers", "hf", "comparing with transformers") from None
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     return transformers

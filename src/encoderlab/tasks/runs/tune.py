@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from encoderlab.config import Bounded, Count, parse_value, to_dict
-from encoderlab.errors import ConfigError, Diverged, MissingDependency
+from encoderlab.errors import ConfigError, Diverged, optional
 from encoderlab.files import write_json
 from encoderlab.model import Model, weights_hash
 from encoderlab.tasks.data.task import Split, Task
@@ -90,10 +90,8 @@ def tune(
         MissingDependency: Optuna is not installed.
         Diverged: all trials diverged.
     """
-    try:
+    with optional("optuna", "tune", "searching hyperparameters"):
         import optuna
-    except ImportError:
-        raise MissingDependency("optuna", "tune", "searching hyperparameters") from None
     base = adjust(protocol.recipe_for(task, model, len(splits["train"])))
     for name, values in search.space.items():  # refuse a wrong one before any training
         for value in (values.low, values.high) if isinstance(values, Range) else values:
