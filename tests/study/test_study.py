@@ -252,7 +252,7 @@ def test_the_page_is_whole(whole: tuple[dict[str, Any], str, list[str]]) -> None
         ({"arms": {"few": {"set": {"optim.lrr": 1}}}}, "arm 'few': unknown key"),
         ({"arms": {"few": {"recipe": "bert-huge"}}}, "bert-huge"),
         (
-            {"arms": {"few": {"set": {"rows.kind": "contiguous_streams"}}}},
+            {"arms": {"few": {"set": {"format.kind": "contiguous_streams"}}}},
             "arm 'few' at 4 steps: contiguous_streams are for the causal objective",
         ),
         ({"arms": {"few": {"corpus": "absent"}}}, "arm 'few' at 4 steps: .*absent"),
