@@ -205,11 +205,8 @@ def _complete(settings: BuildSettings, sources: Sequence[Source], out: Path) -> 
     """The manifest of an existing corpus, if it has the same settings and is intact."""
     manifest = read_manifest(out)
     asked = to_dict(settings)
-    # Fields that corpora of earlier versions lack have their default.
-    recorded = manifest.settings or {}
-    built = {**recorded, "selection": {**to_dict(Selection()), **recorded.get("selection", {})}}
-    if built != asked or manifest.tokenizer is None:
-        changed = differences(built, asked)
+    if manifest.settings != asked or manifest.tokenizer is None:
+        changed = differences(manifest.settings or {}, asked)
         raise ConfigError(f"{out}: has a corpus with other settings: {changed}; choose another folder, or delete it")
     if _given_hash(settings) not in (None, manifest.tokenizer.hash):
         raise ConfigError(f"{out}: the tokenizer has changed since; choose another folder, or delete this one")

@@ -140,8 +140,7 @@ def write_manifest(folder: Path, *, counts: np.ndarray, **fields: Any) -> Manife
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a corpus folder, with its checksum verified: 5 microseconds a shard. (Old manifests have no
-    checksum.)
+    """The manifest of a corpus folder, with its checksum verified: 5 microseconds a shard.
 
     Raises:
         DataError: it is missing, unfinished, damaged, or of another version.
@@ -166,7 +165,7 @@ def read_manifest(folder: Path) -> Manifest:
         manifest = from_dict(Manifest, record, where=f"{path}: damaged")
     except ConfigError as error:
         raise DataError(f"{error}; build the corpus again") from None
-    if checksum is not None and checksum != digest(record):
+    if checksum != digest(record):
         raise DataError(f"{path}: damaged: its checksum differs; build the corpus again")
     if (manifest.settings is None) != (manifest.tokenizer is None):
         raise DataError(f"{path}: damaged: settings without tokenizer, or the other way round; build the corpus again")

@@ -144,7 +144,7 @@ def _known(path: Path, result: Path, spec: dict[str, Any], cell: Cell) -> dict[s
         raise Damaged(path, "missing") from None
     for one in (known, asked):
         one["corpus"] = one["corpus"].get("content")
-        one["recipe"] = to_dict(from_dict(Recipe, one["recipe"]))  # an earlier version wrote other fields
+        one["recipe"] = to_dict(from_dict(Recipe, one["recipe"]))  # fields that came later have their default
     for key in ("recipe", "corpus", "threads"):
         if known[key] != asked[key]:
             raise ConfigError(

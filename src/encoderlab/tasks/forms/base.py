@@ -12,7 +12,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -273,14 +273,6 @@ class Form:
         raise ConfigError(
             f"form.kind is {settings.kind}, and the task is {cls.name}; leave it out, or set it to {cls.name}"
         )
-
-    @classmethod
-    def read_settings(cls, plain: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings as plain data of any version: before 0.3 they had no kind, and the fields of all forms."""
-        if "kind" in plain:
-            return dict(plain)
-        names = {field.name for field in fields(cls.settings_type)}
-        return {"kind": cls.name} | {name: value for name, value in plain.items() if name in names}
 
     @classmethod
     def suited(cls, settings: FormSettings, train: Split) -> FormSettings:

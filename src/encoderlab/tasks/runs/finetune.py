@@ -37,7 +37,6 @@ from encoderlab.tasks.runs.folder import (
     identity_of,
     read_result,
     same_task,
-    update_recipe,
     write_predictions,
     write_run,
     write_score,
@@ -334,8 +333,6 @@ class FineTuning:
 
     def train(self, session: Budget | None = None) -> Result:
         """Train, evaluate and write the run. ``session`` limits this call."""
-        if self.world.main:
-            update_recipe(self.out, self.recipe)
         network, form, said = self.assemble()
         objective = self.objective(network, form)
         items = self.items(objective, "train")
@@ -429,7 +426,7 @@ class FineTuning:
         else:
             network.load_state_dict(read_weights(finished.model / HEAD_FILE))
             self.encodings.items(form, self.splits["train"], train=True)  # sets the scale of the numbers
-        form.threshold = finished.record.get("threshold", form.threshold)
+        form.threshold = finished.record["threshold"]
         return TaskObjective(network.to(self.world.device), form)
 
     # Evaluation and record
