@@ -15,6 +15,7 @@ SOURCE = Path(encoderlab.__file__).parent
 ORDER = [  # first to last: each group may use those before it
     ["errors"],
     ["processor", "seeds", "ranges", "protobuf", "files", "part_files", "mapped", "tensor_files"],
+    ["sealed"],
     ["storage"],
     ["config"],
     ["execution"],
@@ -57,6 +58,7 @@ TORCH_FREE = (
     "ranges",
     "protobuf",
     "files",
+    "sealed",
     "storage",
     "mapped",
     "tensor_files",

@@ -15,11 +15,11 @@ import pytest
 import yaml
 
 from encoderlab.cli import main
-from encoderlab.corpus.sealed import write_record
 from encoderlab.errors import ConfigError, DataError, Diverged
 from encoderlab.execution.local import Ended, Job
 from encoderlab.files import finite
 from encoderlab.measure.pairs.evaluate import survey
+from encoderlab.sealed import write_record
 from encoderlab.study import cell
 from encoderlab.study import plan as plan_module
 from encoderlab.study.file import read

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from encoderlab.config import from_dict, to_dict
-from encoderlab.corpus.sealed import Damaged, read_record, write_record
 from encoderlab.corpus.shards import Corpus
 from encoderlab.errors import ConfigError
 from encoderlab.execution.local import Ended, Execute, Job
+from encoderlab.sealed import Damaged, read_record, write_record
 from encoderlab.study.plan import Cell, StudyPlan
 from encoderlab.study.results import Results
 from encoderlab.train.recipe import Recipe

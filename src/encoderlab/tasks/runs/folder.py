@@ -18,8 +18,9 @@ from typing import Any, cast
 
 from encoderlab.config import from_dict, to_dict
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.files import json_line, json_sha256, read_json, sha256, write_json, write_text
+from encoderlab.files import json_line, read_json, sha256, write_json, write_text
 from encoderlab.interchange import checksums
+from encoderlab.sealed import Seal
 from encoderlab.tasks.data import readers, suites
 from encoderlab.tasks.data.readers import Layout
 from encoderlab.tasks.data.task import Split, Task, is_unlabelled
@@ -33,6 +34,7 @@ from encoderlab.train.recipe import Training
 log = logging.getLogger(__name__)
 
 TASK_FILE, SCORE_FILE = "task.json", "score.json"
+_SEAL = Seal("sha256", (", ", ": "))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,12 +133,7 @@ def write_score(score: Mapping[str, Any], out: Path, lost: Mapping[str, str] | N
 
 def signed(score: Mapping[str, Any]) -> dict[str, Any]:
     """The record with a hash of itself, which :func:`read_signed` verifies."""
-    return {**score, "sha256": _digest(score)}
-
-
-def _digest(score: Mapping[str, Any]) -> str:
-    """The hash of a record without its own hash."""
-    return json_sha256(json.loads(json_line({key: value for key, value in score.items() if key != "sha256"})))
+    return _SEAL.sealed(score)
 
 
 def hashes_in(out: Path) -> dict[str, str]:
@@ -152,8 +149,10 @@ def read_signed(path: Path, remedy: str) -> dict[str, Any]:
         DataError: it is missing, damaged or changed.
     """
     record = read_json(path, remedy)
-    if record.get("sha256") != _digest(record):
-        raise DataError(f"{path}: is damaged (its hash differs from the one in it); {remedy}")
+    try:
+        _SEAL.opened(record)
+    except ValueError:
+        raise DataError(f"{path}: is damaged (its hash differs from the one in it); {remedy}") from None
     return record
 
 
