@@ -75,6 +75,12 @@ class Runs:
     trained: Mapping[str, Any] | None
     encodings: Encodings = field(default_factory=Encodings)
 
+    @classmethod
+    def of(cls, protocol: Protocol, model: Model, task: Task, out: Path, origin: Origin, **about: str) -> Runs:
+        """The runs of a protocol; ``about`` is also written into their scores."""
+        known = {"protocol": protocol.name, "model": weights_hash(model), **about, "after": list(origin.after)}
+        return cls(model=model, task=task, out=out, about=known, trained=origin.trained)
+
     def attempt(self, recipe: FinetuneRecipe, splits: Mapping[str, Split], folder: str, title: str) -> Attempt:
         """A run of ``recipe`` in ``folder``; ``title`` is its name while it trains."""
         return Attempt(runs=self, recipe=recipe, splits=splits, folder=folder, title=title)
@@ -167,11 +173,11 @@ def run(
     splits: Mapping[str, Split],
     out: Path,
     *,
+    origin: Origin = FRESH,
     say: Say = silent,
-    **more: Any,
 ) -> ProtocolResult:
     """Run :func:`program` in this process, one run after the other."""
-    return perform(program(protocol, model, task, splits, out, say=say, **more), say)
+    return perform(program(protocol, model, task, splits, out, origin=origin, say=say), say)
 
 
 def program(
@@ -204,8 +210,7 @@ def program(
         dict(zip(protocol.grid, values, strict=True)) for values in itertools.product(*protocol.grid.values())
     ]
     recipes = [at_point(base, point, where="--grid") for point in points]  # refuse a wrong one before any training
-    about = {"protocol": protocol.name, "model": weights_hash(model), "after": list(origin.after)}
-    runs = Runs(model=model, task=task, out=out, about=about, trained=origin.trained)
+    runs = Runs.of(protocol, model, task, out, origin)
     named = " ".join(filter(None, (task.name, origin.system)))
 
     def attempts(number: int, seeds: int, splits: Mapping[str, Split]) -> list[Attempt]:
@@ -243,7 +248,7 @@ def program(
         "task": task.name,
         "metric": task.metric,
         "report": protocol.report,
-        **about,
+        **runs.about,
         "source": protocol.source,
         "said": said,
         "form": task.form,
