@@ -12,7 +12,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -29,7 +29,7 @@ from encoderlab.nn.heads import Classification, ClassificationHead, TaskHead
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Term
 from encoderlab.objectives.distill import soft_term
-from encoderlab.tasks.data.examples import Example, Remarks, Split
+from encoderlab.tasks.data.examples import Example, GivenPrediction, Remarks, Split
 from encoderlab.tasks.data.readers import Layout
 from encoderlab.tasks.forms.batching import Item, TaskBatch
 from encoderlab.tasks.forms.features import FrozenModel
@@ -75,6 +75,7 @@ class Form:
         metrics: for a user's own file; the first one selects models.
         baselines: simple predictors for comparison, by name.
         labelled: whether answers are labels that the training data determines.
+        least_labels: the smallest number of them.
         extras: fields of a recipe that change training and that this form supports: ``distill``, ``sift``,
             ``frozen``.
         longest: default length of a sequence in tokens.
@@ -100,6 +101,7 @@ class Form:
     metrics: ClassVar[tuple[str, ...]]
     baselines: ClassVar[Mapping[str, Baseline]] = {}
     labelled: ClassVar[bool] = False
+    least_labels: ClassVar[int] = 2
     extras: ClassVar[frozenset[str]] = frozenset()
     longest: ClassVar[int] = 512
     summary: ClassVar[bool] = False
@@ -218,6 +220,41 @@ class Form:
     ) -> tuple[Scores, tuple[str, ...]]:
         """As :meth:`score`, from full predictions."""
         return cls.score(task, examples, predictions.values)
+
+    # Predictions of another program
+
+    @classmethod
+    def with_predictions(
+        cls, task: Task, examples: Sequence[Any], guesses: Sequence[GivenPrediction]
+    ) -> Sequence[Example]:
+        """The examples with a prediction each instead of their reference, not yet :meth:`checked`.
+
+        Raises:
+            DataError: the examples cannot have such predictions.
+        """
+        return [
+            replace(example, **{example.answer: cls.read_prediction(task, example, guess)})
+            for example, guess in zip(examples, guesses, strict=True)
+        ]
+
+    @classmethod
+    def read_prediction(cls, task: Task, example: Any, guess: GivenPrediction) -> Any:
+        """A prediction as the reference of its example.
+
+        Raises:
+            DataError: the example cannot have such a prediction.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def value_of(cls, example: Any) -> Any:
+        """The prediction in an example of :meth:`with_predictions`, as the form scores it."""
+        return example.reference
+
+    @classmethod
+    def agreement(cls, before: Sequence[Any], after: Sequence[Any]) -> float:
+        """How far the predictions of two models for the same examples agree: the share that are equal."""
+        return float(np.mean([a == b for a, b in zip(before, after, strict=True)]))
 
     # Mistakes
 

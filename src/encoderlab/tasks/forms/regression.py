@@ -87,6 +87,10 @@ class RegressionForm(TextForm):
         return replace(example, label=None if raw is None or raw in GAPS else _parsed(task, raw, place))
 
     @classmethod
+    def agreement(cls, before: Sequence[Any], after: Sequence[Any]) -> float:
+        return metrics.pearson(np.array(before), np.array(after)) if len(before) > 1 else 1.0
+
+    @classmethod
     def fits(cls, model: Network) -> bool:
         head = model.task
         one = isinstance(head, ClassificationHead) and head.config.labels == 1 and not head.config.several

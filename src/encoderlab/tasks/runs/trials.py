@@ -174,10 +174,11 @@ def run(
     out: Path,
     *,
     origin: Origin = FRESH,
+    adjust: Adjust = lambda recipe: recipe,
     say: Say = silent,
 ) -> ProtocolResult:
     """Run :func:`program` in this process, one run after the other."""
-    return perform(program(protocol, model, task, splits, out, origin=origin, say=say), say)
+    return perform(program(protocol, model, task, splits, out, origin=origin, adjust=adjust, say=say), say)
 
 
 def program(
