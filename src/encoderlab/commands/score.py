@@ -73,8 +73,8 @@ def score(
     from encoderlab.tasks.data import suites
     from encoderlab.tasks.data.infer import Given, task_of
     from encoderlab.tasks.data.predictions import read_null_odds, read_predictions, with_labels
+    from encoderlab.tasks.forms.scores import score as scored
     from encoderlab.tasks.runs.folder import check_intact
-    from encoderlab.tasks.scoring.scores import score as scored
 
     given = Given(form=form, text=text, pair=pair, label=label, options=tuple(options.split(",")) if options else ())
     if Path(data).is_file():

@@ -10,11 +10,11 @@ from encoderlab.tasks.data import suites
 from encoderlab.tasks.data.splits import remarks_of, usable_splits
 from encoderlab.tasks.forms.base import FormSettings, Predictions
 from encoderlab.tasks.forms.classification import ClassificationForm
+from encoderlab.tasks.forms.scores import baselines
 from encoderlab.tasks.runs import trials
 from encoderlab.tasks.runs.finetune import FinetuneRecipe
 from encoderlab.tasks.runs.protocol import Protocol
 from encoderlab.tasks.runs.trials import Origin, baseline_rows, best_seed, run, summary, system_row
-from encoderlab.tasks.scoring.scores import baselines
 from encoderlab.train.optim import AdamW
 from tests.tasks.synthetic import data
 from tests.tasks.tiny import model

@@ -202,7 +202,7 @@ class Form:
     def score(
         cls, task: Task, examples: Sequence[Any], predictions: Sequence[Any], **known: Any
     ) -> tuple[Scores, tuple[str, ...]]:
-        """As :func:`encoderlab.tasks.scoring.scores.score`; ``known`` are further arguments of the form's
+        """As :func:`encoderlab.tasks.forms.scores.score`; ``known`` are further arguments of the form's
         :meth:`measures`.
         """
         if len(examples) != len(predictions):

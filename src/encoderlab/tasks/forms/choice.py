@@ -31,10 +31,10 @@ from encoderlab.tasks.forms.base import (
     log_softmax,
     summary_scores,
 )
+from encoderlab.tasks.forms.baselines import overlapping_option, usual_place
 from encoderlab.tasks.forms.batching import Encoded, Item, TaskBatch, groups, to_numpy
 from encoderlab.tasks.scoring import answers
 from encoderlab.tasks.scoring.analysis import Mistake, texts_of
-from encoderlab.tasks.scoring.baselines import overlapping_option, usual_place
 from encoderlab.train.data import Chance
 
 if TYPE_CHECKING:

@@ -22,11 +22,11 @@ from encoderlab.tasks.data.examples import Example, GivenPrediction, Remarks, Sp
 from encoderlab.tasks.data.readers import Columns, Layout
 from encoderlab.tasks.data.readers.texts import parts_of
 from encoderlab.tasks.forms.base import FormSettings, Network, Predictions, Scores, by_frequency, known_label
+from encoderlab.tasks.forms.baselines import bags_of_words, most_frequent_labels
 from encoderlab.tasks.forms.batching import Item, TaskBatch
 from encoderlab.tasks.forms.texts import TextForm, TextSettings, label_of
 from encoderlab.tasks.scoring import metrics
 from encoderlab.tasks.scoring.analysis import by_class
-from encoderlab.tasks.scoring.baselines import bags_of_words, most_frequent_labels
 from encoderlab.tasks.scoring.thresholds import Goal, threshold_for, thresholds_of
 from encoderlab.train.data import Chance
 

@@ -23,11 +23,11 @@ from encoderlab.objectives.base import Term
 from encoderlab.tasks.data.examples import Example, Remarks
 from encoderlab.tasks.data.readers import Columns, Layout
 from encoderlab.tasks.forms.base import FormSettings, Network, Predictions, Scores
+from encoderlab.tasks.forms.baselines import mean_number, overlap_number
 from encoderlab.tasks.forms.batching import Item, TaskBatch
 from encoderlab.tasks.forms.texts import GAPS, TextForm, TextSettings, label_of, one_label
 from encoderlab.tasks.scoring import metrics
 from encoderlab.tasks.scoring.analysis import POINTS
-from encoderlab.tasks.scoring.baselines import mean_number, overlap_number
 
 if TYPE_CHECKING:
     from encoderlab.tasks.data.task import Task

@@ -27,6 +27,7 @@ from encoderlab.objectives.base import Term
 from encoderlab.tasks.data.examples import Answer, Example, GivenPrediction, Question, Split, in_parts
 from encoderlab.tasks.data.readers import Squad
 from encoderlab.tasks.forms.base import Answers, Form, FormSettings, Network, Predictions, Scores
+from encoderlab.tasks.forms.baselines import no_answer, overlapping_sentence
 from encoderlab.tasks.forms.batching import Item, TaskBatch
 from encoderlab.tasks.forms.best_spans import (
     BestSpans,
@@ -38,7 +39,6 @@ from encoderlab.tasks.forms.best_spans import (
 )
 from encoderlab.tasks.scoring import answers
 from encoderlab.tasks.scoring.analysis import Mistake, texts_of
-from encoderlab.tasks.scoring.baselines import no_answer, overlapping_sentence
 
 if TYPE_CHECKING:
     from encoderlab.tasks.data.task import Task

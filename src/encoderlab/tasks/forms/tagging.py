@@ -34,10 +34,10 @@ from encoderlab.tasks.forms.base import (
     known_label,
     log_softmax,
 )
+from encoderlab.tasks.forms.baselines import most_frequent_tag_of_all, tag_dictionary
 from encoderlab.tasks.forms.batching import Encoded, Item, TaskBatch, to_numpy
 from encoderlab.tasks.scoring import metrics
 from encoderlab.tasks.scoring.analysis import Mistake, by_class
-from encoderlab.tasks.scoring.baselines import most_frequent_tag_of_all, tag_dictionary
 from encoderlab.tasks.scoring.entities import Scheme, detect_scheme, entities, score_entities, write_tags
 from encoderlab.train.data import Chance
 

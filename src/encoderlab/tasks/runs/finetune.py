@@ -27,6 +27,7 @@ from encoderlab.tasks.forms.batching import Item, ItemSource, Packing, TaskBatch
 from encoderlab.tasks.forms.encodings import Encodings
 from encoderlab.tasks.forms.features import HEAD_FILE, Frozen, FrozenModel, Store
 from encoderlab.tasks.forms.objective import TaskObjective, form_of, with_head
+from encoderlab.tasks.forms.scores import score
 from encoderlab.tasks.forms.table import FORMS, Settings
 from encoderlab.tasks.runs.distill import TaughtObjective, Teaching, check_teacher, read_teacher
 from encoderlab.tasks.runs.folder import (
@@ -44,7 +45,6 @@ from encoderlab.tasks.runs.folder import (
 )
 from encoderlab.tasks.runs.predict import Predictor
 from encoderlab.tasks.runs.sift import SiFT, SiFTObjective
-from encoderlab.tasks.scoring.scores import score
 from encoderlab.train import checkpoint
 from encoderlab.train.data import Data
 from encoderlab.train.distributed import join

@@ -414,7 +414,7 @@ def system_row(outcome: ProtocolResult, system: str, split: str = "dev") -> Resu
 
 
 def baseline_rows(task: Task, scores: Mapping[str, Mapping[str, float]], split: str = "dev") -> list[ResultRow]:
-    """The lines of baselines on a split (:func:`encoderlab.tasks.scoring.scores.baselines`)."""
+    """The lines of baselines on a split (:func:`encoderlab.tasks.forms.scores.baselines`)."""
     return [
         ResultRow(task=task.name, split=split, metric=task.metric, system=name, median=value, mean=value, best=value)
         for name, of_baseline in scores.items()
