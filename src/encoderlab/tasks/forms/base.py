@@ -450,7 +450,7 @@ class Form:
 
     def shares(self, scores: np.ndarray) -> np.ndarray:
         """The probability of each label from the scores (classes,) of an example."""
-        return np.exp(log_softmax(scores))
+        return softmax(scores)
 
     def choose_threshold(self, examples: Sequence[Example], predictions: Predictions) -> str:
         """Set :attr:`threshold` to the best value for labelled examples; returns a sentence about it, or ""."""
@@ -475,10 +475,7 @@ class Form:
 
     def average(self, outputs: Sequence[Sequence[Any]]) -> list[Any]:
         """The outputs of an ensemble, one list per member, as those of one model: logs of the mean probabilities."""
-        return [
-            np.log(np.mean([np.exp(log_softmax(member)) for member in item], axis=0))
-            for item in zip(*outputs, strict=True)
-        ]
+        return [np.log(np.mean([softmax(member) for member in item], axis=0)) for item in zip(*outputs, strict=True)]
 
     def together(self, members: Sequence[Answers], examples: Sequence[Example]) -> Predictions:
         """The ensemble's predictions from the answers of each member.
@@ -551,11 +548,11 @@ def check_number_of_labels(labels: Sequence[str], train: Split) -> None:
         raise DataError(f"{files}: labels {twice!r} and '{twice}.0' are one number; write it in one way")
 
 
-def log_softmax(scores: np.ndarray) -> np.ndarray:
-    """The logarithm of the softmax over the last axis, in double precision."""
+def softmax(scores: np.ndarray) -> np.ndarray:
+    """The softmax over the last axis, in double precision."""
     scores = np.asarray(scores, dtype=np.float64)
     scores = scores - scores.max(-1, keepdims=True)
-    return scores - np.log(np.exp(scores).sum(-1, keepdims=True))
+    return np.exp(scores - np.log(np.exp(scores).sum(-1, keepdims=True)))
 
 
 def takes_means(task: TaskHead | None) -> bool:

@@ -28,7 +28,7 @@ from encoderlab.tasks.forms.base import (
     Network,
     Predictions,
     Scores,
-    log_softmax,
+    softmax,
     summary_scores,
 )
 from encoderlab.tasks.forms.baselines import overlapping_option, usual_place
@@ -277,7 +277,7 @@ class ChoiceForm(Form):
         return [np.array(of_item) for of_item in by_item]
 
     def decode(self, items: Sequence[Item], outputs: Sequence[Any], examples: Sequence[Example]) -> Predictions:
-        probabilities = [np.exp(log_softmax(scores)) for scores in outputs]
+        probabilities = [softmax(scores) for scores in outputs]
         values = [int(probability.argmax()) for probability in probabilities]
         details = [
             {"score": float(probability[value]), "probabilities": probability}

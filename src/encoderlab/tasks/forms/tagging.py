@@ -32,7 +32,7 @@ from encoderlab.tasks.forms.base import (
     by_frequency,
     check_number_of_labels,
     known_label,
-    log_softmax,
+    softmax,
 )
 from encoderlab.tasks.forms.baselines import most_frequent_tag_of_all, tag_dictionary
 from encoderlab.tasks.forms.batching import Encoded, Item, TaskBatch, to_numpy
@@ -322,7 +322,7 @@ class TaggingForm(Form):
         details: list[dict[str, Any]] = [{"scores": [0.0] * len(value)} for value in values]
         for item, scores in zip(items, outputs, strict=True):
             words = item.sequences[0].marks["word"]
-            for word, row in zip(words[words >= 0], np.exp(log_softmax(scores)), strict=True):
+            for word, row in zip(words[words >= 0], softmax(scores), strict=True):
                 best = int(row.argmax())
                 values[item.example][word] = names[best]
                 details[item.example]["scores"][word] = float(row[best])
