@@ -27,11 +27,11 @@ from encoderlab.tasks.data.examples import Split
 from encoderlab.tasks.data.infer import task_of
 from encoderlab.tasks.data.splits import completed, usable_splits
 from encoderlab.tasks.data.task import Task
+from encoderlab.tasks.forms.scores import baselines
 from encoderlab.tasks.runs import trials
 from encoderlab.tasks.runs.protocol import Protocol
 from encoderlab.tasks.runs.published import PLAIN
 from encoderlab.tasks.runs.trials import ProtocolResult, ResultRow
-from encoderlab.tasks.scoring.scores import baselines
 
 # Where a set lies below the data folder: a folder, or the one file of a set without a training or development part.
 SETS = {

@@ -16,8 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from encoderlab import files
-from encoderlab.corpus import sealed
+from encoderlab import files, sealed
 from encoderlab.errors import ConfigError
 from encoderlab.files import check_new, json_line, locked, replace_file
 

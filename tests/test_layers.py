@@ -15,6 +15,7 @@ SOURCE = Path(encoderlab.__file__).parent
 ORDER = [  # first to last: each group may use those before it
     ["errors"],
     ["processor", "seeds", "ranges", "protobuf", "files", "part_files", "mapped", "tensor_files"],
+    ["sealed"],
     ["storage"],
     ["config"],
     ["execution"],
@@ -38,6 +39,13 @@ ORDER = [  # first to last: each group may use those before it
     ["cli"],
     ["__main__"],
 ]
+TASKS = [  # the same inside tasks
+    "scoring",
+    ("data.examples", "data.records", "data.readers"),
+    "forms",
+    "data",
+    "runs",
+]
 RANK = {name: place for place, names in enumerate(ORDER) for name in names}
 INSIDE_FUNCTIONS = {  # conveniences of the Python interface, imported when they are called
     ("__init__", "model"),
@@ -57,6 +65,7 @@ TORCH_FREE = (
     "ranges",
     "protobuf",
     "files",
+    "sealed",
     "storage",
     "mapped",
     "tensor_files",
@@ -147,6 +156,21 @@ def _names(node: ast.Import | ast.ImportFrom) -> list[str]:
         return [alias.name for alias in node.names]
     within = [f"{node.module}.{alias.name}" for alias in node.names]
     return [module if module in MODULES else str(node.module) for module in within]
+
+
+def _place_in_tasks(module: str) -> int:
+    return next(place for place, names in enumerate(TASKS) if f"{module}.".startswith(names))
+
+
+def test_tasks_are_data_and_scores_then_forms_then_runs():
+    inside = {name.removeprefix("encoderlab.tasks."): tree for name, tree in MODULES.items() if ".tasks." in name}
+    wrong = [
+        f"{module} imports {name}"
+        for module, tree in inside.items()
+        for name in {name.removeprefix("encoderlab.tasks.") for node in _imported(tree) for name in _names(node)}
+        if name in inside and _place_in_tasks(name) > _place_in_tasks(module)
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_no_import_is_a_circle():

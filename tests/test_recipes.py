@@ -20,7 +20,6 @@ from encoderlab.batches.loader import Loader
 from encoderlab.batches.pack import FullSentences
 from encoderlab.batches.streams import ContiguousStreams, XLNetStreams
 from encoderlab.commands import settings
-from encoderlab.config import from_dict, override, to_dict
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
 from encoderlab.models.base import resized
@@ -206,30 +205,6 @@ def test_static_masks_repeat_after_the_duplication_factor() -> None:
 def test_dynamic_masks_do_not_repeat() -> None:
     first, second = masks(None, epochs=2)
     assert not first & second
-
-
-# What earlier versions wrote
-
-
-def test_rows_had_a_length(caplog: pytest.LogCaptureFixture) -> None:
-    """Files of earlier versions are read; a user who sets it is told that it has no effect."""
-    now = recipe("bert-mini")
-    before = to_dict(now)
-    before["rows"] = {**before.pop("format"), "length": 128}
-    assert from_dict(Recipe, before) == now
-    assert not caplog.records
-    assert override(now, {"rows.length": 64}) == now
-    assert override(now, {"rows.kind": "chunks"}) == override(now, {"format.kind": "chunks"}) != now
-    assert "rows.length has no effect, because each phase sets" in caplog.text
-
-
-def test_the_variant_of_a_head_was_called_form() -> None:
-    """In saved recipes and models, and in ``--set`` of earlier versions."""
-    now = recipe("electra-small")
-    before = to_dict(now)
-    before["model"]["rtd"] = {"form": "deberta"}
-    after = override(now, {"model.rtd.form": "deberta"})
-    assert from_dict(Recipe, before) == after and after.model.rtd.variant == "deberta"
 
 
 # What is refused

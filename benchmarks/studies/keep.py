@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from encoderlab.corpus.sealed import read_record, write_record
+from encoderlab.sealed import read_record, write_record
 
 HERE = Path(__file__).parent
 RUNS = HERE.parents[1] / "runs" / "studies"

@@ -1,9 +1,7 @@
 """Convert frozen dataclasses to and from plain dictionaries, JSON and YAML; pydantic checks the input.
 
 A choice among options is a union of dataclasses, each with a literal field ``kind``; it is written as a dictionary with
-that field. An unknown key or kind is an error that gives the nearest known one. A dataclass may have the attributes
-``retired``, keys of earlier versions that reading ignores, each with the reason, and ``renamed``, keys of earlier
-versions with their new names.
+that field. An unknown key or kind is an error that gives the nearest known one.
 """
 
 from __future__ import annotations
@@ -101,9 +99,6 @@ def _read(hint: Any, data: Any, where: str, path: str = "") -> Any:
     hints, values = _field_hints(option), {}
     for key, value in data.items():
         inside = f"{path}.{key}"
-        key = getattr(option, "renamed", {}).get(key, key)
-        if key not in hints and key in getattr(option, "retired", ()):
-            continue
         if key not in hints:
             known = _elsewhere(str(key), data, path) or nearest(str(key), hints, inside=f"{path}."[1:])
             raise ConfigError(f"{where}: unknown key {inside[1:]!r}{known}")
@@ -190,9 +185,7 @@ def override(config: T, assignments: Mapping[str, Any], *, where: str = "--set")
     for path, value in sorted(assignments.items(), key=lambda item: _kinds_first(item[0])):
         *parents, last = path.split(".")
         node, hint = _walk(data, type(config), parents, where)
-        place = _place(hint, node, last, path, where)
-        if why := getattr(_option(hint, node), "retired", {}).get(last):
-            log.warning("%s: %s has no effect, because %s", where, path, why)
+        place = _place(node, last, path, where)
         if isinstance(value, str):
             value = _meant(_hint_at(hint, node, place), value)
         if last == "kind" and len(_options(hint)) > 1 and node.get("kind") != value:
@@ -228,17 +221,17 @@ def _kinds_first(path: str) -> tuple[bool, int]:
 def _walk(data: Any, hint: Any, parts: Sequence[str], where: str) -> tuple[Any, Any]:
     """The value at the path ``parts`` of ``data``, created if missing, and its type."""
     for depth, part in enumerate(parts, 1):
-        place = _place(hint, data, part, ".".join(parts[:depth]), where)
+        place = _place(data, part, ".".join(parts[:depth]), where)
         if isinstance(data, dict) and data.get(place) is None:
             data[place] = {}
         data, hint = data[place], _hint_at(hint, data, place)
     return data, hint
 
 
-def _place(hint: Any, node: Any, part: str, path: str, where: str) -> Any:
+def _place(node: Any, part: str, path: str, where: str) -> Any:
     """The key for ``part`` in a mapping, or its index in a list. Unknown keys of mappings are refused later."""
     if isinstance(node, dict):
-        return getattr(_option(hint, node), "renamed", {}).get(part, part)
+        return part
     if isinstance(node, list) and part.isdecimal() and int(part) < len(node):
         return int(part)
     known = [str(i) for i in range(len(node))] if isinstance(node, list) else []

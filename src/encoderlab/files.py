@@ -86,11 +86,6 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def json_sha256(value: Any) -> str:
-    """The hash of plain data, independent of the order of its keys."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
 def finite(value: Any) -> Any:
     """``value`` with null for infinities and NaN, which JSON does not have."""
     if isinstance(value, Mapping):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 
 from encoderlab.corpus import near_duplicates, pieces
 from encoderlab.corpus.build import GivenTokenizer, build_corpus
-from encoderlab.corpus.manifest import CHECKSUM, read_manifest
+from encoderlab.corpus.manifest import read_manifest
 from encoderlab.corpus.merge import merge_corpora
 from encoderlab.corpus.near_duplicates import SHINGLE, banding, document_bands
 from encoderlab.corpus.tokenizer import Tokenizer
@@ -150,15 +149,6 @@ def test_same_bytes_for_any_number_of_workers_and_machines(text):
     build_corpus(one, text / "one")  # verified, and left as it is
     with pytest.raises(ConfigError, match=re.escape("selection.near_duplicates is 0.5 there, null here")):
         build_corpus(chosen(text), text / "one")
-
-
-def test_corpora_of_earlier_versions_are_the_ones_without(text):
-    build_corpus(chosen(text), text / "out")
-    path = text / "out" / "manifest.json"
-    manifest = json.loads(path.read_text())
-    del manifest["settings"]["selection"]["near_duplicates"], manifest[CHECKSUM]
-    path.write_text(json.dumps(manifest))
-    build_corpus(chosen(text), text / "out")
 
 
 @pytest.mark.parametrize("similarity", [0, -1, 1.5, float("nan")])

@@ -18,7 +18,7 @@ from encoderlab.deploy.serve.why import ExplanationRequest  # noqa: E402
 from encoderlab.inference import encode, fill_mask  # noqa: E402
 from encoderlab.nn.heads import Classification, Tagging  # noqa: E402
 from encoderlab.tasks.data.examples import Question, TaggedWords, Text  # noqa: E402
-from encoderlab.tasks.forms.base import log_softmax  # noqa: E402
+from encoderlab.tasks.forms.base import softmax  # noqa: E402
 from encoderlab.tasks.runs.predict import Predictor, task_of_model  # noqa: E402
 from tests.deploy.served import serving, with_head  # noqa: E402
 from tests.deploy.test_export import small  # noqa: E402
@@ -40,7 +40,7 @@ def explained(service: Service, *texts: str, **asked: Any) -> dict[str, Any]:
 
 def odds(scores: np.ndarray, index: int) -> float:
     """Log-odds of one class."""
-    share = np.exp(log_softmax(scores))[index]
+    share = softmax(scores)[index]
     return float(np.log(share) - np.log1p(-share))
 
 

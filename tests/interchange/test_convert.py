@@ -18,7 +18,7 @@ from encoderlab.interchange import huggingface, reading
 from encoderlab.interchange.load import load_pair, read_pair
 from encoderlab.tasks.data import suites
 from encoderlab.tasks.forms.base import FormSettings, Predictions
-from encoderlab.tasks.runs.folder import read_task, write_task
+from encoderlab.tasks.runs.folder import read_task, signed, write_task
 from encoderlab.train.continuing import source_of
 from tests.interchange.tiny_models import CONFIGS, make, same_weights
 from tests.tasks.tiny import tokenizer
@@ -43,7 +43,7 @@ def test_the_best_of_several_seeds(tmp_path: Path) -> None:
         model.save(tmp_path / f"run/lr=0.1/seed-{seed}/model")
     scores = {str(seed): {"scores": {"dev": {"accuracy": score}}} for seed, score in ((1, 0.5), (2, 0.9))}
     record = {"metric": "accuracy", "chosen": {"optim.lr": 0.1}, "seeds": scores | {"3": {"failed": "diverged"}}}
-    (tmp_path / "run/score.json").write_text(json.dumps(record))
+    (tmp_path / "run/score.json").write_text(json.dumps(signed(record)))
     assert main(["convert", str(tmp_path / "run"), str(tmp_path / "out")]) == 0
     assert same_weights(load(tmp_path / "out"), models[2])
 

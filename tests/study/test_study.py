@@ -15,11 +15,11 @@ import pytest
 import yaml
 
 from encoderlab.cli import main
-from encoderlab.corpus.sealed import write_record
 from encoderlab.errors import ConfigError, DataError, Diverged
 from encoderlab.execution.local import Ended, Job
 from encoderlab.files import finite
 from encoderlab.measure.pairs.evaluate import survey
+from encoderlab.sealed import write_record
 from encoderlab.study import cell
 from encoderlab.study import plan as plan_module
 from encoderlab.study.file import read
@@ -253,7 +253,7 @@ def test_the_page_is_whole(whole: tuple[dict[str, Any], str, list[str]]) -> None
         ({"arms": {"few": {"set": {"optim.lrr": 1}}}}, "arm 'few': unknown key"),
         ({"arms": {"few": {"recipe": "bert-huge"}}}, "bert-huge"),
         (
-            {"arms": {"few": {"set": {"rows.kind": "contiguous_streams"}}}},
+            {"arms": {"few": {"set": {"format.kind": "contiguous_streams"}}}},
             "arm 'few' at 4 steps: contiguous_streams are for the causal objective",
         ),
         ({"arms": {"few": {"corpus": "absent"}}}, "arm 'few' at 4 steps: .*absent"),

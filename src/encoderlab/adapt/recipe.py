@@ -9,7 +9,6 @@ lowest held-out loss are the result, and training ends after four validations in
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from encoderlab import models, recipes
 from encoderlab.batches.pack import FullSentences
@@ -73,10 +72,9 @@ def recipe_of(model: Model, generator: Model | None, *, tokens: float, passes: f
         limit = config.encoder.max_length or 128
         phase = Phase(length=min(128, limit, config.mask_decoder or limit), rows=16)
         format = FullSentences()
-    more: dict[str, Any] = {}
     if isinstance(objective, RTDSettings):
-        more["fresh_generator"] = generator is None
-        more["generator"] = _trained(_new_generator(config) if generator is None else generator.config)
+        trained = _trained(_new_generator(config) if generator is None else generator.config)
+        base = replace(base, fresh_generator=generator is None, generator=trained)
     lr = min(3e-4, max(1e-4, 1e-4 * 768 / config.encoder.width))
     steps = max(1, round(tokens * passes / (phase.length * phase.rows)))
     return replace(
@@ -93,7 +91,6 @@ def recipe_of(model: Model, generator: Model | None, *, tokens: float, passes: f
         checkpoints=Checkpoints(minutes=5.0),
         clip=1.0,
         seed=seed,
-        **more,
     )
 
 

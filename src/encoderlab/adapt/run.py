@@ -32,7 +32,7 @@ from encoderlab.adapt.vocabulary import extend, retrain, rows, transplant
 from encoderlab.config import Bounded, Count, Positive, Rate, override, to_dict
 from encoderlab.corpus.assemble import Selection
 from encoderlab.corpus.build import BuildSettings, GivenTokenizer, Progress, build_corpus
-from encoderlab.corpus.sealed import ORIGIN, Damaged, digest, read_record, write_record
+from encoderlab.corpus.sealed import ORIGIN
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
@@ -45,6 +45,7 @@ from encoderlab.interchange.places import commits, pin
 from encoderlab.measure.pairs.reading import find
 from encoderlab.measure.runs import read_run
 from encoderlab.model import Model, count_parameters
+from encoderlab.sealed import Damaged, digest, read_record, write_record
 from encoderlab.tasks.data.infer import Given, task_of
 from encoderlab.train.checkpoint import put_aside
 from encoderlab.train.checks import check

@@ -30,8 +30,6 @@ class Documents(Protocol):
 class BaseFormat(Bounded):
     """What all formats of rows share."""
 
-    retired: ClassVar[dict[str, str]] = {"length": "each phase sets the length of its rows: phases.0.length"}
-    """Keys that earlier versions wrote, and why they have no effect (:mod:`encoderlab.config`)."""
     pairs: ClassVar[bool] = False
     """Whether rows have segments A and B."""
 

@@ -25,6 +25,7 @@ from encoderlab.tasks.data.sources import Benchmark, Files, described_source
 from encoderlab.tasks.data.splits import completed, hold_out, remarks_of, usable_splits, without_fillers
 from encoderlab.tasks.data.task import Split, Task
 from encoderlab.tasks.forms.objective import form_of
+from encoderlab.tasks.forms.scores import baselines_by_split
 from encoderlab.tasks.forms.table import FORMS
 from encoderlab.tasks.runs import trials
 from encoderlab.tasks.runs.distill import Teaching, check_teacher
@@ -35,7 +36,6 @@ from encoderlab.tasks.runs.protocol import Protocol, at_point, is_computed, othe
 from encoderlab.tasks.runs.published import protocol
 from encoderlab.tasks.runs.trials import FRESH, Adjust, Origin, Program, ProtocolResult, best_seed
 from encoderlab.tasks.runs.tune import Search, parse_space, tune
-from encoderlab.tasks.scoring.scores import baselines_by_split
 
 Fields = Sequence[tuple[str, Mapping[str, Any]]]
 Baselines = Mapping[str, Mapping[str, Mapping[str, float]]]  # scores by split and predictor

@@ -35,9 +35,9 @@ from encoderlab.tasks.data.infer import Given
 from encoderlab.tasks.data.infer import task_of as infer
 from encoderlab.tasks.data.splits import completed
 from encoderlab.tasks.data.task import Split, Task
+from encoderlab.tasks.forms.scores import baselines
 from encoderlab.tasks.runs.published import PLAIN
 from encoderlab.tasks.runs.trials import Origin, run
-from encoderlab.tasks.scoring.scores import baselines
 from encoderlab.train.networks import fit
 from encoderlab.train.pretraining import pretrain
 from encoderlab.train.recipe import Budget, Evaluation, Phase, Recipe

@@ -58,8 +58,8 @@ def score(
     """
     from encoderlab.tasks.data.predictions import read_null_odds, read_predictions, with_labels
     from encoderlab.tasks.data.sources import Files, described_source
+    from encoderlab.tasks.forms.scores import score as scored
     from encoderlab.tasks.runs.folder import check_intact
-    from encoderlab.tasks.scoring.scores import score as scored
 
     given = own.given()
     source = described_source(data, folder, given)

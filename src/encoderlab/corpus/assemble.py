@@ -91,12 +91,12 @@ def plan(
     """
     scratch.mkdir(exist_ok=True)
     counts: Counter[str] = Counter()
-    judged = _judge_each_alone(pieces, selection, scratch, counts)
+    plans = _judge_each_alone(pieces, selection, scratch, counts)
     if selection.drop_documents:
-        counts["duplicate_documents"] = _drop_repeated(judged, judged, "digests", scratch)
+        counts["duplicate_documents"] = _drop_repeated(plans, plans, "digests", scratch)
     if selection.near_duplicates is not None:
-        counts["near_duplicate_documents"] = _drop_repeated(judged, pieces, "bands", scratch)
-    plans = _split(judged, selection)
+        counts["near_duplicate_documents"] = _drop_repeated(plans, pieces, "bands", scratch)
+    _split(plans, selection)
     invalid: Counter[int] = Counter()
     shards = _shards(pieces, plans, counts, invalid, out, vocab_size)
     return shards, dict(counts), invalid
@@ -109,7 +109,7 @@ def _judge_each_alone(pieces: Sequence[Path], selection: Selection, scratch: Pat
         total = sum(len(Piece(path).line_digests) for path in pieces)
         repeated = find_repeated((Piece(path).line_digests for path in pieces), total, scratch / "lines")
     first = 0  # line of the piece, among the lines of all
-    judged = []
+    plans = []
     for path in pieces:
         piece = Piece(path)
         kept = np.ones(len(piece.line_tokens), bool)
@@ -117,16 +117,16 @@ def _judge_each_alone(pieces: Sequence[Path], selection: Selection, scratch: Pat
             kept = ~repeated[first : first + len(kept)]
             first += len(kept)
         codes, digests = _judge(piece, kept, selection, counts)
-        judged.append(scratch / f"{path.stem}.digests")
-        write_tensors(judged[-1], {"codes": codes, "digests": digests, "lines": kept.view(np.uint8)})
-    return judged
+        plans.append(scratch / f"{path.stem}.plan")
+        write_tensors(plans[-1], {"codes": codes, "digests": digests, "lines": kept.view(np.uint8)})
+    return plans
 
 
-def _drop_repeated(judged: Sequence[Path], files: Sequence[Path], name: str, scratch: Path) -> int:
+def _drop_repeated(plans: Sequence[Path], files: Sequence[Path], name: str, scratch: Path) -> int:
     """Of the documents that are not dropped yet, drop each that shares a number with an earlier one.
 
     Args:
-        judged: files of decisions, which are written again.
+        plans: files of decisions, which are written again.
         files, name: for each of them a file, whose tensor of this name has equally many numbers for every document.
 
     Returns:
@@ -134,42 +134,43 @@ def _drop_repeated(judged: Sequence[Path], files: Sequence[Path], name: str, scr
     """
 
     def candidates() -> Iterator[np.ndarray]:
-        for path, file in zip(judged, files, strict=True):
+        for path, file in zip(plans, files, strict=True):
             codes = map_tensors(path)["codes"]
             yield map_tensors(file)[name].reshape(max(len(codes), 1), -1)[: len(codes)][codes != DROPPED]
 
     total = sum(rows.size for rows in candidates())
     repeated = find_repeated((rows.reshape(-1) for rows in candidates()), total, scratch / name)
     first = dropped = 0  # of the numbers of all
-    for path, rows in zip(judged, candidates(), strict=True):
+    for path, rows in zip(plans, candidates(), strict=True):
         again = repeated[first : first + rows.size].reshape(rows.shape).any(1)
         first, dropped = first + rows.size, dropped + int(again.sum())
-        tensors = map_tensors(path)
-        codes = tensors["codes"].copy()
-        codes[np.flatnonzero(codes)[again]] = DROPPED
-        write_tensors(path, {**tensors, "codes": codes})
+        _mark(path, np.flatnonzero(map_tensors(path)["codes"])[again], DROPPED)
     return dropped
 
 
-def _split(judged: Sequence[Path], selection: Selection) -> list[Path]:
-    """Hold some of the documents out; returns files as :func:`_judge_each_alone` does."""
+def _split(plans: Sequence[Path], selection: Selection) -> None:
+    """Hold some of the documents out."""
     limit = int(selection.validation * 2**64)
     smallest: list[tuple[int, int, int]] = []  # hashes, numbers of pieces and places of two documents
     documents = 0
-    plans = []
-    for number, path in enumerate(judged):
+    for number, path in enumerate(plans):
         tensors = map_tensors(path)
-        codes = tensors["codes"].copy()
-        places, hashes = np.flatnonzero(codes), mix(tensors["digests"] ^ np.uint64(_SPLIT))
+        places, hashes = np.flatnonzero(tensors["codes"]), mix(tensors["digests"] ^ np.uint64(_SPLIT))
         documents += len(places)
         first_two = places[np.argsort(hashes[places], kind="stable")[:2]]
         smallest = sorted([*smallest, *((int(hashes[place]), number, int(place)) for place in first_two)])[:2]
-        codes[places[hashes[places] < limit]] = VALIDATION
-        plans.append(path.with_suffix(".plan"))
-        write_tensors(plans[-1], {"codes": codes, "lines": tensors["lines"]})
+        _mark(path, places[hashes[places] < limit], VALIDATION)
     if selection.validation:
-        _hold_out(plans, smallest[: min(2 if documents >= TWO_HELD_OUT else 1, documents - 1)])
-    return plans
+        for _, number, place in smallest[: min(2 if documents >= TWO_HELD_OUT else 1, documents - 1)]:
+            _mark(plans[number], place, VALIDATION)
+
+
+def _mark(path: Path, places: np.ndarray | int, code: int) -> None:
+    """Give the documents at ``places`` of a file of decisions another code."""
+    tensors = map_tensors(path)
+    codes = tensors["codes"].copy()
+    codes[places] = code
+    write_tensors(path, {**tensors, "codes": codes})
 
 
 def _judge(piece: Piece, kept: np.ndarray, selection: Selection, counts: Counter[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -196,16 +197,6 @@ def _sums(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
     kind = np.int64 if values.dtype == bool else values.dtype
     totals = np.concatenate([np.zeros(1, kind), np.cumsum(values, dtype=kind)])
     return totals[edges[1:]] - totals[edges[:-1]]
-
-
-def _hold_out(plans: Sequence[Path], documents: Sequence[tuple[int, int, int]]) -> None:
-    """Move these documents (hash, number of the piece, place in it) to validation, unless they are there."""
-    for _, number, place in documents:
-        tensors = map_tensors(plans[number])
-        if tensors["codes"][place] != VALIDATION:
-            codes = tensors["codes"].copy()
-            codes[place] = VALIDATION
-            write_tensors(plans[number], {"codes": codes, "lines": tensors["lines"]})
 
 
 def _shards(

@@ -53,7 +53,7 @@ from encoderlab.corpus.merge import (
 from encoderlab.corpus.output import ASSEMBLY, PART, PIECES, PLAN, WORK, begun, differences, held
 from encoderlab.corpus.pieces import Piece, PieceInput, Segmenter, read_work, write_piece
 from encoderlab.corpus.python.text import PREFIX, python_source
-from encoderlab.corpus.sealed import Damaged, check_folder, digest, seal_folder, write_record
+from encoderlab.corpus.sealed import check_folder, seal_folder
 from encoderlab.corpus.segment import make_segmenter
 from encoderlab.corpus.sources import Reading, Source
 from encoderlab.corpus.stretches import SourceStretch, divide, is_divisible
@@ -61,6 +61,7 @@ from encoderlab.corpus.tokenizer import Kind, Tokenizer
 from encoderlab.errors import ConfigError
 from encoderlab.execution.workers import Tasks, Workers
 from encoderlab.records.opening import COMPRESSED, errors_of
+from encoderlab.sealed import Damaged, digest, write_record
 from encoderlab.storage.places import identity, info, url_of
 from encoderlab.storage.streams import sha256
 
@@ -205,11 +206,8 @@ def _complete(settings: BuildSettings, sources: Sequence[Source], out: Path) -> 
     """The manifest of an existing corpus, if it has the same settings and is intact."""
     manifest = read_manifest(out)
     asked = to_dict(settings)
-    # Fields that corpora of earlier versions lack have their default.
-    recorded = manifest.settings or {}
-    built = {**recorded, "selection": {**to_dict(Selection()), **recorded.get("selection", {})}}
-    if built != asked or manifest.tokenizer is None:
-        changed = differences(built, asked)
+    if manifest.settings != asked or manifest.tokenizer is None:
+        changed = differences(manifest.settings or {}, asked)
         raise ConfigError(f"{out}: has a corpus with other settings: {changed}; choose another folder, or delete it")
     if _given_hash(settings) not in (None, manifest.tokenizer.hash):
         raise ConfigError(f"{out}: the tokenizer has changed since; choose another folder, or delete this one")

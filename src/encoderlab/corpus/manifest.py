@@ -16,10 +16,10 @@ import numpy as np
 from pydantic import Field, StrictInt, StrictStr
 
 from encoderlab.config import from_dict, to_dict
-from encoderlab.corpus.sealed import CHECKSUM, digest, write_record
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.execution.workers import cores
 from encoderlab.files import replace_file, sha256
+from encoderlab.sealed import CHECKSUM, RECORD, digest, write_record
 from encoderlab.storage.cache import local, supply
 
 MANIFEST = "manifest.json"
@@ -140,8 +140,7 @@ def write_manifest(folder: Path, *, counts: np.ndarray, **fields: Any) -> Manife
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a corpus folder, with its checksum verified: 5 microseconds a shard. (Old manifests have no
-    checksum.)
+    """The manifest of a corpus folder, with its checksum verified: 5 microseconds a shard.
 
     Raises:
         DataError: it is missing, unfinished, damaged, or of another version.
@@ -161,13 +160,15 @@ def read_manifest(folder: Path) -> Manifest:
         raise DataError(f"{path}: not the manifest of a corpus; make one with: encoderlab corpus build")
     if record.get("version") != 1:
         raise DataError(f"{path}: format version {record.get('version')}, expected 1; build the corpus again")
-    checksum = record.pop(CHECKSUM, None)
+    rest = {key: value for key, value in record.items() if key != CHECKSUM}
     try:
-        manifest = from_dict(Manifest, record, where=f"{path}: damaged")
+        manifest = from_dict(Manifest, rest, where=f"{path}: damaged")
     except ConfigError as error:
         raise DataError(f"{error}; build the corpus again") from None
-    if checksum is not None and checksum != digest(record):
-        raise DataError(f"{path}: damaged: its checksum differs; build the corpus again")
+    try:
+        RECORD.opened(record)
+    except ValueError:
+        raise DataError(f"{path}: damaged: its checksum differs; build the corpus again") from None
     if (manifest.settings is None) != (manifest.tokenizer is None):
         raise DataError(f"{path}: damaged: settings without tokenizer, or the other way round; build the corpus again")
     for split, there in manifest.splits.items():

@@ -34,11 +34,12 @@ from encoderlab.corpus.manifest import (
 )
 from encoderlab.corpus.output import ASSEMBLY, MERGE, PART, PIECES, PLAN, WORK, begun, differences, held
 from encoderlab.corpus.pieces import PieceName
-from encoderlab.corpus.sealed import Damaged, check_folder, check_tensors, read_record
+from encoderlab.corpus.sealed import check_folder, check_tensors
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.execution.workers import Tasks, Workers, cores
 from encoderlab.files import sha256
+from encoderlab.sealed import Damaged, read_record
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from encoderlab.corpus.manifest import TOKENIZER
-from encoderlab.corpus.sealed import SEAL, Damaged, read_record, write_record
+from encoderlab.corpus.sealed import SEAL
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import held_folder
+from encoderlab.sealed import Damaged, read_record, write_record
 
 log = logging.getLogger(__name__)
 

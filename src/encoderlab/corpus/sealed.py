@@ -1,65 +1,24 @@
-"""Files with a checksum of themselves: the manifest, and the intermediate results of an interrupted build.
+"""Intermediate results of an interrupted build: files of tensors and folders with a checksum.
 
-An intermediate result also names its *origin*, a digest of everything that determines it. One that is damaged, or has
-another origin, is named and made again.
+Each also names its *origin*, a digest of everything that determines it. One that is damaged, or has another origin, is
+named and made again.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from encoderlab.corpus.tensors import encode_tensors
-from encoderlab.errors import DataError
-from encoderlab.files import finite, replace_file, sha256, write_json
+from encoderlab.files import replace_file, sha256
+from encoderlab.sealed import CHECKSUM, Damaged, read_record, write_record
 
-CHECKSUM, ORIGIN = "checksum", "origin"
+ORIGIN = "origin"
 SEAL = "seal.json"  # in a sealed folder
 _UNKNOWN = "0" * 64  # replaces the checksum while it is computed
-
-
-class Damaged(DataError):
-    """A file that has changed since it was written, or has another origin."""
-
-    def __init__(self, path: Path, problem: str) -> None:
-        super().__init__(f"{path}: {problem}")
-        self.path = path
-
-
-def digest(value: Any) -> str:
-    """SHA-256 of plain data, independent of white space and of the order of keys."""
-    return hashlib.sha256(json.dumps(finite(value), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def write_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Write plain data as JSON, with its checksum."""
-    write_json(path, {**record, CHECKSUM: digest(record)})
-
-
-def read_record(path: Path) -> dict[str, Any]:
-    """The data that :func:`write_record` wrote, without the checksum.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        Damaged: it has changed.
-    """
-    try:
-        record = json.loads(path.read_bytes())
-        checksum = record.pop(CHECKSUM)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise Damaged(path, f"cannot be read ({error.strerror})") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise Damaged(path, "damaged") from None
-    if checksum != digest(record):
-        raise Damaged(path, "damaged (its checksum differs)")
-    return record
 
 
 def write_tensors(path: Path, tensors: Mapping[str, np.ndarray], origin: str) -> None:

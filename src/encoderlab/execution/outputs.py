@@ -11,12 +11,13 @@ from typing import Any, Protocol
 
 from encoderlab.errors import ConfigError, EncoderlabError, OutOfMemory, Stopped
 from encoderlab.execution.workers import Tasks, logged
-from encoderlab.files import json_sha256, sha256
+from encoderlab.files import sha256
+from encoderlab.sealed import Seal
 
 log = logging.getLogger(__name__)
 
 RECORD = "files.jsonl"  # in the output folder: the settings, then a line for every finished file, with checksums
-CHECKSUM = "checksum"  # of the rest of a line
+_SEAL = Seal(separators=(", ", ": "))  # of a line
 
 
 class Make(Protocol):
@@ -148,9 +149,7 @@ def _size(path: Path) -> int:
 
 
 def _line(entry: Mapping[str, Any]) -> bytes:
-    return (json.dumps({**entry, CHECKSUM: json_sha256(entry)}, ensure_ascii=False) + "\n").encode(
-        errors="backslashreplace"
-    )
+    return (json.dumps(_SEAL.sealed(entry), ensure_ascii=False) + "\n").encode(errors="backslashreplace")
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
@@ -159,11 +158,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
     size = 0
     for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
         try:
-            entry = json.loads(line)
-            if not line.endswith(b"\n") or not isinstance(entry, dict):
-                raise ValueError
-            if entry.pop(CHECKSUM, None) != json_sha256(entry):
-                raise ValueError
+            entry = _SEAL.opened(json.loads(line if line.endswith(b"\n") else b""))
         except ValueError:
             log.warning("%s: is damaged after line %d; the rest is made again", path, len(entries))
             with path.open("r+b") as file:

@@ -102,8 +102,8 @@ class Workers(Tasks):
         if self._pool is None:
             context = multiprocessing.get_context("spawn")
             self._stop = context.Event()
-            more: dict[str, Any] = {"initializer": _start, "initargs": (self._stop, self.threads)}
-            self._pool = ProcessPoolExecutor(self.cores, mp_context=context, **more)
+            given = (self._stop, self.threads)
+            self._pool = ProcessPoolExecutor(self.cores, mp_context=context, initializer=_start, initargs=given)
         while len(self._pending) >= self.cores + 2:
             self.wait()
         try:

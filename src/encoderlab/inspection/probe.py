@@ -18,9 +18,9 @@ from encoderlab.tasks.data.task import Task
 from encoderlab.tasks.forms.batching import Item
 from encoderlab.tasks.forms.features import Frozen, Store
 from encoderlab.tasks.forms.objective import form_of
+from encoderlab.tasks.forms.scores import baselines, score
 from encoderlab.tasks.forms.tagging import TaggingForm, TaggingSettings
 from encoderlab.tasks.scoring.linear import LogisticRegression
-from encoderlab.tasks.scoring.scores import baselines, score
 
 TRAIN, TEST = 20_000, 10_000  # words at most
 LENGTH = 128  # tokens of a sentence

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -68,7 +68,6 @@ class RTD:
     ``variant``: ``electra`` reads the state h of the token; ``deberta`` reads LayerNorm(h + h_[CLS]).
     """
 
-    renamed: ClassVar[dict[str, str]] = {"form": "variant"}
     variant: Literal["electra", "deberta"] = "electra"
 
 
@@ -145,7 +144,6 @@ class Span(Bounded):
         ConfigError: a prediction head with another variant than ``independent``.
     """
 
-    renamed: ClassVar[dict[str, str]] = {"form": "variant"}
     kind: Literal["span"] = "span"
     variant: Literal["independent", "conditional", "beam"] = "independent"
     dropout: Rate = 0.0

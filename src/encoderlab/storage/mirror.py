@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from encoderlab.errors import ConfigError, DataError, EncoderlabError
-from encoderlab.files import cache_folder, held_file, is_running, json_sha256, read_json, write_json
+from encoderlab.files import cache_folder, held_file, is_running, read_json, write_json
+from encoderlab.sealed import Seal
 from encoderlab.storage import places
 from encoderlab.storage.streams import open_file
 
@@ -35,6 +36,7 @@ INDEX, WRITER = "mirror.json", "writer.json"
 EVERY = 20.0  # seconds between two uploads
 GONE = 600.0  # seconds after which a marker that is not renewed expires
 LOGS = (".jsonl", ".log")
+_SEAL = Seal("sha256", (", ", ": "))  # of the index
 _KEPT = "%s; what was made is kept in %s, and sent with the next upload"
 
 
@@ -203,12 +205,9 @@ class Mirror:
         if not places.exists(place):
             return None
         try:
-            index = json.loads(places.read_bytes(place))
-            if index.pop("sha256") == json_sha256(index):
-                return index
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            pass
-        raise DataError(f"{place}: is damaged; delete it to continue from the other files there")
+            return _SEAL.opened(json.loads(places.read_bytes(place)))
+        except (ValueError, RecursionError):
+            raise DataError(f"{place}: is damaged; delete it to continue from the other files there") from None
 
     def follow(self, over: threading.Event, every: float) -> None:
         """Upload new files every so many seconds, until ``over``."""
@@ -247,9 +246,7 @@ class Mirror:
         index = {"push": push, "files": self._entries, "links": links}
         self._pushes.append(push)  # first: an error does not say whether the list has arrived
         write_json(self._state_file, {"pushes": self._pushes})
-        places.write_bytes(
-            places.join(self.url, INDEX), json.dumps(index | {"sha256": json_sha256(index)}, indent=1).encode()
-        )
+        places.write_bytes(places.join(self.url, INDEX), json.dumps(_SEAL.sealed(index), indent=1).encode())
         self._pushes = [push]
         self._doomed = gone
         for name in sorted(gone, key=_order, reverse=True):  # manifests first: without one a checkpoint is not restored

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 
 from encoderlab.config import from_dict
-from encoderlab.corpus.sealed import write_record
 from encoderlab.errors import EncoderlabError, Stopped
 from encoderlab.execution.local import stop_with_parent
 from encoderlab.files import finite
@@ -29,6 +28,7 @@ from encoderlab.measure.pairs.reading import find, read, sample
 from encoderlab.measure.pairs.scorers import scorers_of
 from encoderlab.measure.runs import RunRecord, asked, read_run
 from encoderlab.model import count_parameters
+from encoderlab.sealed import write_record
 from encoderlab.study.file import Finetune, Measure, Pairs, Probe
 from encoderlab.study.plan import task_fields
 from encoderlab.tasks.data import suites

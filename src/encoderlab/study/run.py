@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from encoderlab.config import from_dict, to_dict
-from encoderlab.corpus.sealed import Damaged, read_record, write_record
 from encoderlab.corpus.shards import Corpus
 from encoderlab.errors import ConfigError
 from encoderlab.execution.local import Ended, Execute, Job
+from encoderlab.sealed import Damaged, read_record, write_record
 from encoderlab.study.plan import Cell, StudyPlan
 from encoderlab.study.results import Results
 from encoderlab.train.recipe import Recipe
@@ -144,7 +144,7 @@ def _known(path: Path, result: Path, spec: dict[str, Any], cell: Cell) -> dict[s
         raise Damaged(path, "missing") from None
     for one in (known, asked):
         one["corpus"] = one["corpus"].get("content")
-        one["recipe"] = to_dict(from_dict(Recipe, one["recipe"]))  # an earlier version wrote other fields
+        one["recipe"] = to_dict(from_dict(Recipe, one["recipe"]))  # fields that came later have their default
     for key in ("recipe", "corpus", "threads"):
         if known[key] != asked[key]:
             raise ConfigError(

@@ -326,9 +326,8 @@ def learned_by_heart(e: Evidence) -> Finding | None:
     if not own or not held_out or own[-1] >= 0.5 * own[0]:
         return None
     (step, least), end = min(held_out, key=lambda pair: pair[1]), held_out[-1][1]
-    start = held_out[0][1] if held_out[0][0] == 0 else own[0]  # runs of earlier versions have no line for step 0
     chance = e.valid[0].get("chance", {}).get(task)  # classes that are not equally frequent are easier to guess
-    guessed = start if chance is None else min(start, chance)
+    guessed = held_out[0][1] if chance is None else min(held_out[0][1], chance)
     if end <= 1.1 * least or end <= 2 * own[-1]:
         return None
     seen = f"the training loss fell from {own[0]:.2f} to {own[-1]:.2f}"

@@ -68,9 +68,7 @@ class RunFolder:
         sessions: list[dict[str, Any]] = []
         if known.exists():
             before = read(known)
-            with suppress(ConfigError):  # the record of another kind of run is compared unchanged
-                before = to_dict(from_dict(type(recipe), before))  # without keys of earlier versions
-            differences = compare(before, to_dict(recipe))
+            differences = compare(as_now(before, type(recipe)), to_dict(recipe))
             if provenance.exists():
                 try:
                     sessions = list(read(provenance)["sessions"])
@@ -201,6 +199,13 @@ class _Log(logging.FileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:
         pass
+
+
+def as_now(recipe: Mapping[str, Any], kind: type) -> dict[str, Any]:
+    """A recorded recipe with the defaults of fields that came later; that of another kind of run is left unchanged."""
+    with suppress(ConfigError):
+        return to_dict(from_dict(kind, recipe))
+    return dict(recipe)
 
 
 def compare(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -507,7 +507,7 @@ class _Run:
             self.place = Place(**state["place"])
             self.feed = Feed(self.data.source, state["source"])
             self.validation = state["validation"]
-            written = state["metrics_bytes"], state.get("metrics_sha256")
+            written = state["metrics_bytes"], state["metrics_sha256"]
             self.journal.note(f"resuming from {saved}")
         self.journal.resume(self.place.step, *written)
 

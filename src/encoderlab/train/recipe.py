@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -265,7 +265,6 @@ class Recipe(Training):
     model: ModelConfig
     generator: ModelConfig | None = None
     objective: ObjectiveSettings = MLMSettings()
-    renamed: ClassVar[dict[str, str]] = {"rows": "format"}
     format: Format = SegmentPairs()
     duplicates: Count | None = None
     init_from: str | None = None

@@ -9,9 +9,9 @@ from encoderlab.errors import ConfigError, DataError
 from encoderlab.tasks.data.suites import SUITES, TASKS, task
 from encoderlab.tasks.data.task import Choice, Question, Submission, TaggedWords, Text
 from encoderlab.tasks.forms.base import Predictions
+from encoderlab.tasks.forms.scores import score
 from encoderlab.tasks.runs.submit import write_submission
 from encoderlab.tasks.scoring.averages import AVERAGES
-from encoderlab.tasks.scoring.scores import score
 
 
 def columns(text: str) -> dict[tuple[str, str], float]:

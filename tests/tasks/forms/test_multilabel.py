@@ -19,10 +19,10 @@ from encoderlab.tasks.data.task import Text
 from encoderlab.tasks.forms.base import FormSettings, Predictions
 from encoderlab.tasks.forms.multilabel import MultiLabelForm, best_threshold
 from encoderlab.tasks.forms.objective import TaskObjective, form_of, with_head
+from encoderlab.tasks.forms.scores import baselines, score
 from encoderlab.tasks.runs.predict import Predictor, predict_ensemble, task_of_model
 from encoderlab.tasks.scoring.linear import LogisticRegression, TfIdf
 from encoderlab.tasks.scoring.metrics import MetricWarning
-from encoderlab.tasks.scoring.scores import baselines, score
 from tests.tasks.synthetic import data
 from tests.tasks.tiny import model
 

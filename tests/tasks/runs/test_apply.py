@@ -93,19 +93,6 @@ def test_a_file_that_is_named_like_a_benchmark_is_used_as_the_file_it_is(tmp_pat
     assert answer(capsys, "evaluate", out, path)[0]["task"] == "resume"
 
 
-def test_folders_of_older_versions_are_told_by_form_and_metrics(tmp_path):
-    task = replace(ready("single")[0], name="resume")
-    folder = saved(task, tmp_path / "old")
-    kept = json.loads((folder / "task.json").read_text())
-    for key in ("benchmark", "layouts"):
-        del kept[key]
-    (folder / "task.json").write_text(json.dumps(kept))
-    (folder / "SHA256SUMS").unlink()
-    assert predictor_of(folder).form.task.layouts == ()
-    (saved(suites.task("wic"), tmp_path / "wic") / "task.json").touch()
-    assert predictor_of(tmp_path / "wic").form.task.layouts == suites.task("wic").layouts
-
-
 WIC = {"word": "cat", "sentence1": "the red cat", "sentence2": "a big cat", "label": True, "idx": 0}
 WSC = {"text": "the cat sat", "label": "true", "target": {"span1_text": "cat", "span2_text": "sat",
        "span1_index": 4, "span2_index": 8}}  # fmt: skip

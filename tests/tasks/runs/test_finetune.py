@@ -27,6 +27,7 @@ from encoderlab.tasks.forms.classification import ClassificationSettings
 from encoderlab.tasks.forms.features import Frozen
 from encoderlab.tasks.forms.objective import TaskObjective, form_of, with_head
 from encoderlab.tasks.forms.regression import RegressionSettings
+from encoderlab.tasks.forms.scores import score
 from encoderlab.tasks.forms.span import SpanSettings, best_threshold
 from encoderlab.tasks.runs.finetune import FinetuneRecipe, finetune, prepared
 from encoderlab.tasks.runs.folder import read_task
@@ -37,7 +38,6 @@ from encoderlab.tasks.runs.predict import (
     predict_file,
     task_of_model,
 )
-from encoderlab.tasks.scoring.scores import score
 from encoderlab.train.optim import AdamW
 from encoderlab.train.recipe import Budget, Execution
 from encoderlab.train.schedule import Polynomial

@@ -10,11 +10,12 @@ from encoderlab.tasks.data import suites
 from encoderlab.tasks.data.splits import remarks_of, usable_splits
 from encoderlab.tasks.forms.base import FormSettings, Predictions
 from encoderlab.tasks.forms.classification import ClassificationForm
+from encoderlab.tasks.forms.scores import baselines
 from encoderlab.tasks.runs import trials
 from encoderlab.tasks.runs.finetune import FinetuneRecipe
+from encoderlab.tasks.runs.folder import signed
 from encoderlab.tasks.runs.protocol import Protocol
 from encoderlab.tasks.runs.trials import Origin, baseline_rows, best_seed, run, summary, system_row
-from encoderlab.tasks.scoring.scores import baselines
 from encoderlab.train.optim import AdamW
 from tests.tasks.synthetic import data
 from tests.tasks.tiny import model
@@ -130,7 +131,7 @@ def test_the_best_seed_is_named_among_those_with_scores(scores, wanted, tmp_path
         seed: {"failed": "diverged"} if value is None else {"scores": {"dev": {"f1": value}}}
         for seed, value in scores.items()
     }
-    (tmp_path / "score.json").write_text(json.dumps({"metric": "f1", "chosen": {}, "seeds": seeds}))
+    (tmp_path / "score.json").write_text(json.dumps(signed({"metric": "f1", "chosen": {}, "seeds": seeds})))
     said: list[str] = []
     assert best_seed(tmp_path, said.append) == tmp_path / "runs" / f"seed-{max(scores, key=lambda s: scores[s] or 0)}"
     assert said[0].startswith(wanted)

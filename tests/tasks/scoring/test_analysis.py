@@ -11,10 +11,10 @@ from encoderlab.config import from_dict, to_dict
 from encoderlab.tasks.data.splits import completed
 from encoderlab.tasks.forms.base import FormSettings
 from encoderlab.tasks.forms.objective import TaskObjective, form_of, with_head
+from encoderlab.tasks.forms.scores import score
 from encoderlab.tasks.forms.table import FORMS
 from encoderlab.tasks.runs.predict import Predictor
 from encoderlab.tasks.scoring.analysis import SHOWN, WORST, Analysis, by_class, confusion, shortened
-from encoderlab.tasks.scoring.scores import score
 from tests.tasks.synthetic import TASKS, data
 from tests.tasks.tiny import model
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from encoderlab.tasks.scoring.baselines import words
+from encoderlab.tasks.forms.baselines import words
 from encoderlab.tasks.scoring.linear import LogisticRegression, TfIdf
-from tests.tasks.scoring.test_baselines import corpus
+from tests.tasks.forms.test_baselines import corpus
 
 
 def test_features_and_regression_equal_scikit_learn():

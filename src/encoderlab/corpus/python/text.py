@@ -34,11 +34,12 @@ from typing import Literal
 
 from encoderlab.corpus.python.areas import PACKAGES, area_of
 from encoderlab.corpus.python.prose import comments, docstrings, prose
-from encoderlab.corpus.sealed import Damaged, check_folder, seal_folder
+from encoderlab.corpus.sealed import check_folder, seal_folder
 from encoderlab.corpus.sources import Source
 from encoderlab.errors import ConfigError, DataError, nearest
 from encoderlab.execution.workers import cores, run_all
 from encoderlab.files import cache_folder
+from encoderlab.sealed import Damaged
 from encoderlab.seeds import derive
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,6 @@ from encoderlab.tasks.data.examples import Example
 from encoderlab.tasks.data.task import Task, is_unlabelled
 from encoderlab.tasks.forms.table import FORMS
 from encoderlab.tasks.runs.predict import Predictor
-from encoderlab.tasks.scoring import metrics
 
 DRAWS = 200  # of the bootstrap
 LEVEL = 0.95
@@ -124,12 +123,7 @@ class TaskCheck(Check):
         return np.concatenate(numbers)
 
     def agreement(self, before: list[Any], after: list[Any], chosen: np.ndarray) -> float:
-        if isinstance(before[0], float):
-            return metrics.pearson(np.array(before)[chosen], np.array(after)[chosen]) if len(chosen) > 1 else 1.0
-        if self.predictor.form.columns == "words":
-            shares = [np.mean([a == b for a, b in zip(before[i], after[i], strict=True)]) for i in chosen]
-            return float(np.mean(shares))
-        return float(np.mean([before[i] == after[i] for i in chosen]))
+        return self.predictor.form.agreement([before[i] for i in chosen], [after[i] for i in chosen])
 
     def score(self, answers: list[Any], chosen: np.ndarray) -> float:
         # Answers are scored by id, and a resampling contains some of them twice.

@@ -12,12 +12,12 @@ import numpy as np
 from encoderlab.deploy.serve import shapes
 from encoderlab.deploy.serve.calls import Call
 from encoderlab.deploy.serve.http import Problem
-from encoderlab.deploy.serve.service import Service, Works, probabilities
+from encoderlab.deploy.serve.service import Service, Works
 from encoderlab.deploy.serve.texts import words_of
 from encoderlab.deploy.serve.why import ExplanationRequest, rounded
 from encoderlab.interchange.heads import NUMBER
 from encoderlab.tasks.data.examples import Choice, Question, TaggedWords, Text
-from encoderlab.tasks.forms.base import Predictions
+from encoderlab.tasks.forms.base import Predictions, softmax
 
 Handler = Callable[[Any, Call], Awaitable[Any]]
 RIGHT = ("Right", "right")  # where texts are cut by default
@@ -165,7 +165,7 @@ class Handlers:
             elif function == "sigmoid":
                 values = (1 / (1 + np.exp(-scores))).tolist()
             else:
-                values = probabilities(scores).tolist()
+                values = softmax(scores).tolist()
             named: list[dict[str, Any]] = [
                 {"score": score, "label": label} for label, score in zip(self.service.labels, values, strict=True)
             ]
@@ -202,7 +202,7 @@ class Handlers:
         call.check([query])
         if self.service.columns == "options":
             scores = await self._options(query, texts, body, call)
-            scores = scores if raw else probabilities(scores)
+            scores = scores if raw else softmax(scores)
         else:
             classes = await self._classes([[query, text] for text in texts], body, call, None)
             scores = np.array([ranked[0]["score"] for ranked in classes])

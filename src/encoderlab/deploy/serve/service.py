@@ -26,7 +26,6 @@ from encoderlab.nn import kernels
 from encoderlab.nn.heads import LMHead
 from encoderlab.nn.int8 import Int8Weight
 from encoderlab.tasks.data.examples import Choice, Question, TaggedWords, Text
-from encoderlab.tasks.forms.base import log_softmax
 from encoderlab.tasks.forms.batching import Item, TaskBatch, pack
 from encoderlab.tasks.forms.texts import TextForm
 from encoderlab.tasks.runs.apply import check_own_head, predictor_with
@@ -275,7 +274,3 @@ def pooling_of(folder: Path) -> tuple[Pooling, bool]:
     if pooling is None:
         raise ConfigError(f"{folder / place}: pooling {sorted(modes)} is not implemented; use mean, cls or lasttoken")
     return pooling, "Normalize" in kinds
-
-
-def probabilities(scores: np.ndarray) -> np.ndarray:
-    return np.exp(log_softmax(scores))

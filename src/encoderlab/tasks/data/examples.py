@@ -211,6 +211,26 @@ class Split:
         return len(self.examples)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GivenPrediction:
+    """One prediction in a file of another program: its line (0 if one JSON value has all), and its example's id.
+
+    The id is None if predictions are in the order of the examples; ``counted``: it may be an index.
+    """
+
+    path: Path
+    row: int
+    value: Any
+    id: str | None = None
+    counted: bool = False
+
+    @property
+    def place(self) -> str:
+        """File, line and id, as far as known."""
+        line = f"{self.path}:{self.row}" if self.row else str(self.path)
+        return line if self.id is None else f"{line}, id {self.id!r}"
+
+
 class Remarks:
     """Problems that a reader recovered from: counted by message, each with its first row.
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,43 +21,15 @@ from encoderlab.errors import DataError
 from encoderlab.records.opening import COLUMNAR
 from encoderlab.records.reading import json_value
 from encoderlab.tasks.data import records as tables
-from encoderlab.tasks.data.examples import (
-    Answer,
-    Choice,
-    Example,
-    Question,
-    Remarks,
-    Split,
-    TaggedWords,
-    Text,
-    is_unlabelled,
-)
+from encoderlab.tasks.data.examples import GivenPrediction, Remarks, Split, Text, is_unlabelled
 from encoderlab.tasks.data.infer import IDS, find_column
 from encoderlab.tasks.data.readers import Conll
-from encoderlab.tasks.data.readers.choices import letter_place
-from encoderlab.tasks.data.readers.texts import parts_of
 from encoderlab.tasks.data.task import Task
-from encoderlab.tasks.forms.multilabel import SEPARATORS
 from encoderlab.tasks.forms.table import FORMS
-from encoderlab.tasks.scoring.entities import Scheme, detect_scheme, entities, write_tags
 
 # column names, the most reliable first
 PREDICTIONS = ("prediction", "predicted", "pred", "label", "answer", "prediction_text")
 COUNTS = "index"  # a column that counts examples from 0, if the ids of the examples are others
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GivenPrediction:
-    """One prediction in a file: its line (0 if one JSON value has all), its example's id, and whether that id may be an
-    index.
-
-    The id is None if predictions are in the order of the examples.
-    """
-
-    row: int
-    value: Any
-    id: str | None = None
-    counted: bool = False
 
 
 def with_labels(task: Task, gold: Split, labels: Sequence[str] = ()) -> Task:
@@ -69,17 +41,11 @@ def with_labels(task: Task, gold: Split, labels: Sequence[str] = ()) -> Task:
     form = FORMS[task.form]
     if not form.labelled or task.labels is not None:
         return task
-    one, several = gold.examples[0], task.form == "multilabel"
-    more: list[Example] = [
-        replace(one, tags=(label,))
-        if isinstance(one, TaggedWords)
-        else replace(one, label=(label,) if several else label)
-        for label in labels
-    ]
-    names = {label for example in (*gold.examples, *more) for label in example.labels}
-    if len(names) == 1 and not several:
+    whole = (*gold.examples, *(Text(id="", text="", label=label) for label in labels))
+    names = {label for example in whole for label in example.labels}
+    if len(names) == 1 and form.least_labels > 1:
         raise DataError(f"{', '.join(gold.files)}: only one label ({names.pop()}); name the others with --labels")
-    return form.completed(task, replace(gold, examples=(*gold.examples, *more)))
+    return form.completed(task, replace(gold, examples=whole))
 
 
 def read_predictions(
@@ -102,17 +68,13 @@ def read_predictions(
         )
     remarks = Remarks(path)
     guesses = _matched(path, list(_guesses(path, task, remarks, len(gold))), gold, remarks, skip_others)
-    answered = [_answered(task, example, guess, path) for example, guess in zip(gold.examples, guesses, strict=True)]
-    if task.form == "tagging":
-        answered = _in_scheme(path, task, answered)
-    open_range = replace(task, range=None)  # a model may predict any number
+    form, open_range = FORMS[task.form], replace(task, range=None)  # a model may predict any number
     values = []
-    for example, guess in zip(answered, guesses, strict=True):
-        place = _place(path, guess)
-        checked = FORMS[task.form].checked(open_range, example, place, remarks)
+    for example, guess in zip(form.with_predictions(task, gold.examples, guesses), guesses, strict=True):
+        checked = form.checked(open_range, example, guess.place, remarks)
         if checked is None or checked.reference is None:
-            raise DataError(f"{place}: {guess.value!r} is not a prediction; give one for every example")
-        values.append(_plain(checked))
+            raise DataError(f"{guess.place}: {guess.value!r} is not a prediction; give one for every example")
+        values.append(form.value_of(checked))
     return values, remarks.lines()
 
 
@@ -152,7 +114,7 @@ def _guesses(path: Path, task: Task, remarks: Remarks, expected: int) -> Iterato
             yield _of_record(path, record.row, record.fields)
     elif FORMS[task.form].columns == "words" and kind != ".csv":
         for sentence in Conll(scheme=None).read(path, remarks):
-            yield GivenPrediction(row=sentence.row, value=sentence)
+            yield GivenPrediction(path=path, row=sentence.row, value=sentence)
     elif len(names) > 1:
         raise DataError(
             f"{path}: none of the columns {', '.join(map(repr, names[:12]))} is called "
@@ -163,7 +125,7 @@ def _guesses(path: Path, task: Task, remarks: Remarks, expected: int) -> Iterato
         while len(lines) > expected and not lines[-1][1].strip():
             lines.pop()
         for row, line in lines:
-            yield GivenPrediction(row=row, value=line.strip())
+            yield GivenPrediction(path=path, row=row, value=line.strip())
 
 
 def _of_json(path: Path) -> Iterator[GivenPrediction]:
@@ -185,7 +147,7 @@ def _of_json(path: Path) -> Iterator[GivenPrediction]:
         first = None
     if first is None:
         for id, value in _pairs(path):
-            yield GivenPrediction(row=0, value=value, id=id)
+            yield GivenPrediction(path=path, row=0, value=value, id=id)
         return
     for row, item in tables.json_lines(path):
         yield from _of_item(path, row, item)
@@ -194,13 +156,13 @@ def _of_json(path: Path) -> Iterator[GivenPrediction]:
 def _of_item(path: Path, row: int, item: Any) -> Iterator[GivenPrediction]:
     """An element of a list, or a line: a record, a record of MultiRC with several predictions, or a prediction."""
     if not isinstance(item, dict):
-        yield GivenPrediction(row=row, value=item)
+        yield GivenPrediction(path=path, row=row, value=item)
     elif "passage" in item and find_column(PREDICTIONS, tuple(item)) is None:
         try:
             for question in item["passage"]["questions"]:
                 for answer in question["answers"]:
                     id = f"{item['idx']}-{question['idx']}-{answer['idx']}"
-                    yield GivenPrediction(row=row, value=answer["label"], id=id)
+                    yield GivenPrediction(path=path, row=row, value=answer["label"], id=id)
         except (KeyError, TypeError) as error:
             raise DataError(f"{path}:{row}: not nested like MultiRC's predictions ({error!r}); correct it") from None
     else:
@@ -213,9 +175,9 @@ def _of_record(path: Path, row: int, fields: Mapping[str, Any]) -> GivenPredicti
     if value is None:
         raise DataError(f"{path}:{row}: no prediction among {', '.join(names)[:100]}; call it {PREDICTIONS[0]}")
     if id is None:
-        return GivenPrediction(row=row, value=fields[value])
+        return GivenPrediction(path=path, row=row, value=fields[value])
     return GivenPrediction(
-        row=row, value=fields[value], id=str(fields[id]).strip(), counted=id.strip().lower() == COUNTS
+        path=path, row=row, value=fields[value], id=str(fields[id]).strip(), counted=id.strip().lower() == COUNTS
     )
 
 
@@ -256,10 +218,10 @@ def _matched(
     files = ", ".join(gold.files)
     ids = [example.id for example in gold.examples]
     if (odd := next((guess for guess in guesses if (guess.id is None) != (guesses[0].id is None)), None)) is not None:
-        raise DataError(f"{_place(path, odd)}: some predictions have an id and others have none; give all or none")
+        raise DataError(f"{odd.place}: some predictions have an id and others have none; give all or none")
     if guesses[0].id is None or [guess.id for guess in guesses] == ids:
         if len(guesses) != len(ids):
-            at = _place(path, guesses[min(len(ids), len(guesses) - 1)])
+            at = guesses[min(len(ids), len(guesses) - 1)].place
             why = f" ({'; '.join(gold.remarks)})" if gold.remarks else ""
             raise DataError(
                 f"{at}: {len(guesses):,} predictions for {len(ids):,} examples of {files}{why}; give one for each, in "
@@ -279,13 +241,13 @@ def _matched(
         if guess.id not in known:
             if not skip_others:
                 raise DataError(
-                    f"{_place(path, guess)}: no example of {files} has this id; leave the prediction out, or all such "
+                    f"{guess.place}: no example of {files} has this id; leave the prediction out, or all such "
                     f"with --skip-others"
                 )
             others += 1
         elif guess.id in by_id:
             before = f", first in line {by_id[guess.id].row}" if guess.row else ""
-            raise DataError(f"{_place(path, guess)}: has two predictions{before}; leave out one")
+            raise DataError(f"{guess.place}: has two predictions{before}; leave out one")
         else:
             by_id[guess.id] = guess
     missing = [(id, example) for id, example in zip(ids, gold.examples, strict=True) if id not in by_id]
@@ -298,139 +260,3 @@ def _matched(
     if others:
         remarks.note(f"{others:,} predictions for ids that the gold data lacks; left out")
     return [by_id[id] for id in ids]
-
-
-def _place(path: Path, guess: GivenPrediction) -> str:
-    """File, line and id, as far as known."""
-    line = f"{path}:{guess.row}" if guess.row else str(path)
-    return line if guess.id is None else f"{line}, id {guess.id!r}"
-
-
-def _answered(task: Task, example: Any, guess: GivenPrediction, path: Path) -> Any:
-    """The example with the prediction instead of its reference.
-
-    Raises:
-        DataError: the example cannot have a prediction of that kind.
-    """
-    value = guess.value
-    if isinstance(example, TaggedWords):
-        return _tagged(example, guess, path)
-    if isinstance(example, Question):
-        if not isinstance(value, str):
-            raise DataError(f'{_place(path, guess)}: answer {str(value)[:40]!r} is not a text; write "" for no answer')
-        return replace(example, answers=(Answer(value, -1),))
-    if isinstance(example, Choice):
-        return replace(example, answers=(_option(task, example, guess, path),))
-    if value is None or isinstance(value, str) and not value.strip() and task.form != "multilabel":
-        raise DataError(f"{_place(path, guess)}: no prediction; give one for every example")
-    if task.form == "multilabel":
-        return replace(example, label=_labels(task, value))
-    return replace(example, label=str(value).strip())
-
-
-def _plain(example: Any) -> Any:
-    """The prediction in an example of :func:`_answered`, as the form scores it."""
-    if isinstance(example, TaggedWords):
-        return example.tags
-    if isinstance(example, Text):
-        return example.label
-    (answer,) = example.answers
-    return answer.text if isinstance(example, Question) else answer
-
-
-def _labels(task: Task, value: Any) -> tuple[str, ...]:
-    """Several labels: a list, or a text with the gold data's separator, or a usual one."""
-    if isinstance(value, list):
-        return tuple(map(str, value))
-    text = str(value).strip()
-    if text in (task.labels or ()):
-        return (text,)
-    if text.startswith("["):
-        return parts_of(text, "[]")
-    several = getattr(task.layouts[0], "several", None)
-    usual = next((mark for mark in SEPARATORS if mark in text), SEPARATORS[0])
-    return parts_of(text, several if several not in (None, "[]") else usual)
-
-
-def _option(task: Task, example: Choice, guess: GivenPrediction, path: Path) -> int:
-    """The index of an option that is given as a number, by its text, or by its letter. If an option is itself a number,
-    ReCoRD's predictions are texts; others are numbers of options if there are so many.
-    """
-    value = guess.value
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    text = str(value).strip()
-    is_text = value in example.options
-    if text.isascii() and text.isdigit():
-        number = int(text)
-        if not is_text or (task.answers != "record" and number < len(example.options)):
-            return number
-    if is_text:
-        return example.options.index(value)
-    if (place := letter_place(text)) >= 0:
-        return place
-    raise DataError(
-        f"{_place(path, guess)}: {text[:40]!r} is none of the {len(example.options)} options; give the number, which "
-        f"counts from 0, the text or the letter of one"
-    )
-
-
-def _tagged(example: TaggedWords, guess: GivenPrediction, path: Path) -> TaggedWords:
-    """The sentence with predicted tags: from columns, a list, a text with spaces, or CLUENER's spans.
-
-    Raises:
-        DataError: the number of tags is not the number of words, or the words differ.
-    """
-    value, count, words = guess.value, len(example.words), example.words
-    by_line = isinstance(value, TaggedWords)
-    if isinstance(value, TaggedWords):  # without tags, its words are tags
-        words, tags = (words, value.words) if value.tags is None else (value.words, value.tags)
-    elif isinstance(value, dict):
-        try:
-            spans = [
-                (kind, first, last + 1)
-                for kind, mentions in value.items()
-                for places in mentions.values()
-                for first, last in places
-            ]
-            if any(not 0 <= first < end <= count for _, first, end in spans):
-                raise ValueError("a place outside the text")
-        except (AttributeError, TypeError, ValueError) as error:
-            raise DataError(
-                f"{path}:{guess.row}: not {{type: {{mention: [[first, last]]}}}} ({error}); correct it"
-            ) from None
-        tags = tuple(write_tags(sorted(spans, key=lambda span: span[1:]), count))
-    elif isinstance(value, (str, list)):
-        tags = tuple(value.split() if isinstance(value, str) else map(str, value))
-    else:
-        raise DataError(f"{path}:{guess.row}: {str(value)[:40]!r} has no tags; give a list of tags")
-    if len(tags) != count:
-        raise DataError(f"{path}:{guess.row}: {len(tags)} tags, the sentence has {count} words; give one for each")
-    for place, (word, own, tag) in enumerate(zip(words, example.words, example.tags or (), strict=True)):
-        if word not in (own, tag):  # conlleval also reads gold and predicted tags without words
-            raise DataError(
-                f"{path}:{guess.row + place}: {word!r}, the gold data has {own!r} here; give the same sentences"
-            )
-    return replace(example, tags=tags, row=guess.row, by_line=by_line)
-
-
-def _in_scheme(path: Path, task: Task, sentences: Sequence[TaggedWords]) -> list[TaggedWords]:
-    """The sentences with predicted tags in the gold data's scheme (its layout's, or BIO for spans).
-
-    Tags that fit no scheme stay unchanged, so that violations of the scheme are scored as they are.
-    """
-    scheme: Scheme | None = getattr(task.layouts[0], "scheme", "BIO")
-    tags = [sentence.tags or () for sentence in sentences]
-    known = set(task.labels or ())
-    if scheme is None or all(tag in known for one in tags for tag in one):
-        return list(sentences)
-    try:
-        detected, _ = detect_scheme(tags)
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from None
-    if detected == scheme:
-        return list(sentences)
-    return [
-        replace(sentence, tags=tuple(write_tags(entities(sentence.tags or ()), len(sentence.words), scheme)))
-        for sentence in sentences
-    ]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -29,7 +29,7 @@ from encoderlab.nn.heads import Classification, ClassificationHead, TaskHead
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Term
 from encoderlab.objectives.distill import soft_term
-from encoderlab.tasks.data.examples import Example, Remarks, Split
+from encoderlab.tasks.data.examples import Example, GivenPrediction, Remarks, Split
 from encoderlab.tasks.data.readers import Layout
 from encoderlab.tasks.forms.batching import Item, TaskBatch
 from encoderlab.tasks.forms.features import FrozenModel
@@ -75,6 +75,7 @@ class Form:
         metrics: for a user's own file; the first one selects models.
         baselines: simple predictors for comparison, by name.
         labelled: whether answers are labels that the training data determines.
+        least_labels: the smallest number of them.
         extras: fields of a recipe that change training and that this form supports: ``distill``, ``sift``,
             ``frozen``.
         longest: default length of a sequence in tokens.
@@ -100,6 +101,7 @@ class Form:
     metrics: ClassVar[tuple[str, ...]]
     baselines: ClassVar[Mapping[str, Baseline]] = {}
     labelled: ClassVar[bool] = False
+    least_labels: ClassVar[int] = 2
     extras: ClassVar[frozenset[str]] = frozenset()
     longest: ClassVar[int] = 512
     summary: ClassVar[bool] = False
@@ -200,7 +202,7 @@ class Form:
     def score(
         cls, task: Task, examples: Sequence[Any], predictions: Sequence[Any], **known: Any
     ) -> tuple[Scores, tuple[str, ...]]:
-        """As :func:`encoderlab.tasks.scoring.scores.score`; ``known`` are further arguments of the form's
+        """As :func:`encoderlab.tasks.forms.scores.score`; ``known`` are further arguments of the form's
         :meth:`measures`.
         """
         if len(examples) != len(predictions):
@@ -218,6 +220,41 @@ class Form:
     ) -> tuple[Scores, tuple[str, ...]]:
         """As :meth:`score`, from full predictions."""
         return cls.score(task, examples, predictions.values)
+
+    # Predictions of another program
+
+    @classmethod
+    def with_predictions(
+        cls, task: Task, examples: Sequence[Any], guesses: Sequence[GivenPrediction]
+    ) -> Sequence[Example]:
+        """The examples with a prediction each instead of their reference, not yet :meth:`checked`.
+
+        Raises:
+            DataError: the examples cannot have such predictions.
+        """
+        return [
+            replace(example, **{example.answer: cls.read_prediction(task, example, guess)})
+            for example, guess in zip(examples, guesses, strict=True)
+        ]
+
+    @classmethod
+    def read_prediction(cls, task: Task, example: Any, guess: GivenPrediction) -> Any:
+        """A prediction as the reference of its example.
+
+        Raises:
+            DataError: the example cannot have such a prediction.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def value_of(cls, example: Any) -> Any:
+        """The prediction in an example of :meth:`with_predictions`, as the form scores it."""
+        return example.reference
+
+    @classmethod
+    def agreement(cls, before: Sequence[Any], after: Sequence[Any]) -> float:
+        """How far the predictions of two models for the same examples agree: the share that are equal."""
+        return float(np.mean([a == b for a, b in zip(before, after, strict=True)]))
 
     # Mistakes
 
@@ -273,14 +310,6 @@ class Form:
         raise ConfigError(
             f"form.kind is {settings.kind}, and the task is {cls.name}; leave it out, or set it to {cls.name}"
         )
-
-    @classmethod
-    def read_settings(cls, plain: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings as plain data of any version: before 0.3 they had no kind, and the fields of all forms."""
-        if "kind" in plain:
-            return dict(plain)
-        names = {field.name for field in fields(cls.settings_type)}
-        return {"kind": cls.name} | {name: value for name, value in plain.items() if name in names}
 
     @classmethod
     def suited(cls, settings: FormSettings, train: Split) -> FormSettings:
@@ -421,7 +450,7 @@ class Form:
 
     def shares(self, scores: np.ndarray) -> np.ndarray:
         """The probability of each label from the scores (classes,) of an example."""
-        return np.exp(log_softmax(scores))
+        return softmax(scores)
 
     def choose_threshold(self, examples: Sequence[Example], predictions: Predictions) -> str:
         """Set :attr:`threshold` to the best value for labelled examples; returns a sentence about it, or ""."""
@@ -446,10 +475,7 @@ class Form:
 
     def average(self, outputs: Sequence[Sequence[Any]]) -> list[Any]:
         """The outputs of an ensemble, one list per member, as those of one model: logs of the mean probabilities."""
-        return [
-            np.log(np.mean([np.exp(log_softmax(member)) for member in item], axis=0))
-            for item in zip(*outputs, strict=True)
-        ]
+        return [np.log(np.mean([softmax(member) for member in item], axis=0)) for item in zip(*outputs, strict=True)]
 
     def together(self, members: Sequence[Answers], examples: Sequence[Example]) -> Predictions:
         """The ensemble's predictions from the answers of each member.
@@ -522,11 +548,11 @@ def check_number_of_labels(labels: Sequence[str], train: Split) -> None:
         raise DataError(f"{files}: labels {twice!r} and '{twice}.0' are one number; write it in one way")
 
 
-def log_softmax(scores: np.ndarray) -> np.ndarray:
-    """The logarithm of the softmax over the last axis, in double precision."""
+def softmax(scores: np.ndarray) -> np.ndarray:
+    """The softmax over the last axis, in double precision."""
     scores = np.asarray(scores, dtype=np.float64)
     scores = scores - scores.max(-1, keepdims=True)
-    return scores - np.log(np.exp(scores).sum(-1, keepdims=True))
+    return np.exp(scores - np.log(np.exp(scores).sum(-1, keepdims=True)))
 
 
 def takes_means(task: TaskHead | None) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from encoderlab.tasks.forms.base import Predictions, log_softmax
+from encoderlab.tasks.forms.base import Predictions, softmax
 from encoderlab.tasks.forms.batching import Encoded
 
 
@@ -103,7 +103,7 @@ def answered(found: Sequence[BestSpans], ids: Sequence[str], *, nullable: bool, 
         odds[id] = null if answer.absolute else null - best
         if nullable or not spans:
             spans.append({"text": "", "score": best + null if answer.absolute else null})
-        probability = np.exp(log_softmax(np.array([span["score"] for span in spans])))
+        probability = softmax(np.array([span["score"] for span in spans]))
         for span, share in zip(spans, probability, strict=True):
             span["probability"] = float(share)
         empty = nullable and odds[id] > threshold

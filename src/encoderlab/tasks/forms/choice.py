@@ -19,21 +19,22 @@ from encoderlab.nn.encoder import States
 from encoderlab.nn.heads import ClassificationHead, TaskHead
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Term
-from encoderlab.tasks.data.examples import Choice, Example, Remarks
+from encoderlab.tasks.data.examples import Choice, Example, GivenPrediction, Remarks
 from encoderlab.tasks.data.readers import Options
+from encoderlab.tasks.data.readers.choices import letter_place
 from encoderlab.tasks.forms.base import (
     Form,
     FormSettings,
     Network,
     Predictions,
     Scores,
-    log_softmax,
+    softmax,
     summary_scores,
 )
+from encoderlab.tasks.forms.baselines import overlapping_option, usual_place
 from encoderlab.tasks.forms.batching import Encoded, Item, TaskBatch, groups, to_numpy
 from encoderlab.tasks.scoring import answers
 from encoderlab.tasks.scoring.analysis import Mistake, texts_of
-from encoderlab.tasks.scoring.baselines import overlapping_option, usual_place
 from encoderlab.train.data import Chance
 
 if TYPE_CHECKING:
@@ -96,6 +97,35 @@ class ChoiceForm(Form):
         return isinstance(model.task, ClassificationHead) and model.config.labels == CHOICES
 
     # Scores
+
+    @classmethod
+    def read_prediction(cls, task: Task, example: Choice, guess: GivenPrediction) -> tuple[int]:
+        """The index of an option that is given as a number, by its text, or by its letter.
+
+        If an option is itself a number, ReCoRD's predictions are texts; others are numbers of options if there are so
+        many.
+        """
+        value, options = guess.value, example.options
+        if isinstance(value, int) and not isinstance(value, bool):
+            return (value,)
+        text = str(value).strip()
+        if text.isascii() and text.isdigit():
+            number = int(text)
+            if value not in options or (task.answers != "record" and number < len(options)):
+                return (number,)
+        if value in options:
+            return (options.index(value),)
+        if (place := letter_place(text)) >= 0:
+            return (place,)
+        raise DataError(
+            f"{guess.place}: {text[:40]!r} is none of the {len(options)} options; give the number, which counts from "
+            f"0, the text or the letter of one"
+        )
+
+    @classmethod
+    def value_of(cls, example: Choice) -> int:
+        (place,) = example.answers or ()
+        return place
 
     @classmethod
     def measures(cls, task: Task, examples: Sequence[Any], predictions: Sequence[Any]) -> Scores:
@@ -247,7 +277,7 @@ class ChoiceForm(Form):
         return [np.array(of_item) for of_item in by_item]
 
     def decode(self, items: Sequence[Item], outputs: Sequence[Any], examples: Sequence[Example]) -> Predictions:
-        probabilities = [np.exp(log_softmax(scores)) for scores in outputs]
+        probabilities = [softmax(scores) for scores in outputs]
         values = [int(probability.argmax()) for probability in probabilities]
         details = [
             {"score": float(probability[value]), "probabilities": probability}

@@ -30,11 +30,11 @@ from encoderlab.tasks.forms.base import (
     check_number_of_labels,
     known_label,
 )
+from encoderlab.tasks.forms.baselines import bag_of_words, majority, threshold_on_overlap
 from encoderlab.tasks.forms.batching import Item, TaskBatch
 from encoderlab.tasks.forms.texts import GAPS, TextForm, TextSettings, label_of, one_label
 from encoderlab.tasks.scoring import metrics
 from encoderlab.tasks.scoring.analysis import Mistake, by_class, confusion
-from encoderlab.tasks.scoring.baselines import bag_of_words, majority, threshold_on_overlap
 from encoderlab.tasks.scoring.thresholds import Goal, threshold_for
 from encoderlab.train.data import Chance
 

@@ -17,8 +17,7 @@ from safetensors import SafetensorError, safe_open
 import encoderlab
 from encoderlab.config import to_dict
 from encoderlab.files import cache_folder, write_bytes
-from encoderlab.tasks.data.examples import naming_the_longest
-from encoderlab.tasks.data.task import Split
+from encoderlab.tasks.data.examples import Split, naming_the_longest
 from encoderlab.tasks.forms.base import Form
 from encoderlab.tasks.forms.batching import Encoded, Item
 from encoderlab.tasks.forms.best_spans import Window

@@ -18,15 +18,15 @@ from encoderlab.nn.encoder import States
 from encoderlab.nn.heads import ClassificationHead, TaskHead
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Term
-from encoderlab.tasks.data.examples import Example, Remarks, Split, Text, labels_of
+from encoderlab.tasks.data.examples import Example, GivenPrediction, Remarks, Split, Text, labels_of
 from encoderlab.tasks.data.readers import Columns, Layout
 from encoderlab.tasks.data.readers.texts import parts_of
 from encoderlab.tasks.forms.base import FormSettings, Network, Predictions, Scores, by_frequency, known_label
+from encoderlab.tasks.forms.baselines import bags_of_words, most_frequent_labels
 from encoderlab.tasks.forms.batching import Item, TaskBatch
 from encoderlab.tasks.forms.texts import TextForm, TextSettings, label_of
 from encoderlab.tasks.scoring import metrics
 from encoderlab.tasks.scoring.analysis import by_class
-from encoderlab.tasks.scoring.baselines import bags_of_words, most_frequent_labels
 from encoderlab.tasks.scoring.thresholds import Goal, threshold_for, thresholds_of
 from encoderlab.train.data import Chance
 
@@ -71,6 +71,7 @@ class MultiLabelForm(TextForm):
     metrics = ("micro_f1", "macro_f1", "exact")
     baselines = {"majority": most_frequent_labels, "TF-IDF + logistic regression": bags_of_words}
     labelled = True
+    least_labels = 1
     collapses = True
     threshold = 0.5
 
@@ -134,6 +135,20 @@ class MultiLabelForm(TextForm):
         return isinstance(model.task, ClassificationHead) and model.task.config.several
 
     # Scores
+
+    @classmethod
+    def read_prediction(cls, task: Task, example: Any, guess: GivenPrediction) -> tuple[str, ...]:
+        """Several labels: a list, or a text with the gold data's separator, or a usual one; none if it is empty."""
+        if isinstance(guess.value, list):
+            return tuple(map(str, guess.value))
+        text = guess.value.strip() if isinstance(guess.value, str) else super().read_prediction(task, example, guess)
+        if text in (task.labels or ()):
+            return (text,)
+        if text.startswith("["):
+            return parts_of(text, "[]")
+        several = getattr(task.layouts[0], "several", None)
+        usual = next((mark for mark in SEPARATORS if mark in text), SEPARATORS[0])
+        return parts_of(text, several if several not in (None, "[]") else usual)
 
     @classmethod
     def measures(cls, task: Task, examples: Sequence[Any], predictions: Sequence[Any]) -> Scores:

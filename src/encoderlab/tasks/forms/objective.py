@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from encoderlab.batches.batch import Batch
 from encoderlab.errors import ConfigError
@@ -14,10 +14,12 @@ from encoderlab.nn.encoder import States
 from encoderlab.nn.heads import Classification, Tagging, TaskHead
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Memory, Objective, Term
-from encoderlab.tasks.data.task import Task
 from encoderlab.tasks.forms.base import Form, FormSettings, Network, takes_means
 from encoderlab.tasks.forms.batching import TaskBatch
 from encoderlab.tasks.forms.table import FORMS
+
+if TYPE_CHECKING:
+    from encoderlab.tasks.data.task import Task
 
 
 class TaskObjective(Objective):

@@ -23,11 +23,11 @@ from encoderlab.objectives.base import Term
 from encoderlab.tasks.data.examples import Example, Remarks
 from encoderlab.tasks.data.readers import Columns, Layout
 from encoderlab.tasks.forms.base import FormSettings, Network, Predictions, Scores
+from encoderlab.tasks.forms.baselines import mean_number, overlap_number
 from encoderlab.tasks.forms.batching import Item, TaskBatch
 from encoderlab.tasks.forms.texts import GAPS, TextForm, TextSettings, label_of, one_label
 from encoderlab.tasks.scoring import metrics
 from encoderlab.tasks.scoring.analysis import POINTS
-from encoderlab.tasks.scoring.baselines import mean_number, overlap_number
 
 if TYPE_CHECKING:
     from encoderlab.tasks.data.task import Task
@@ -84,6 +84,10 @@ class RegressionForm(TextForm):
     def checked(cls, task: Task, example: Any, place: str, remarks: Remarks) -> Example:
         raw = None if example.label is None else one_label(example, place).strip()
         return replace(example, label=None if raw is None or raw in GAPS else _parsed(task, raw, place))
+
+    @classmethod
+    def agreement(cls, before: Sequence[Any], after: Sequence[Any]) -> float:
+        return metrics.pearson(np.array(before), np.array(after)) if len(before) > 1 else 1.0
 
     @classmethod
     def fits(cls, model: Network) -> bool:

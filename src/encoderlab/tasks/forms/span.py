@@ -24,9 +24,10 @@ from encoderlab.nn.encoder import States
 from encoderlab.nn.heads import SpanHead, TaskHead
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Term
-from encoderlab.tasks.data.examples import Answer, Example, Question, Split, in_parts
+from encoderlab.tasks.data.examples import Answer, Example, GivenPrediction, Question, Split, in_parts
 from encoderlab.tasks.data.readers import Squad
 from encoderlab.tasks.forms.base import Answers, Form, FormSettings, Network, Predictions, Scores
+from encoderlab.tasks.forms.baselines import no_answer, overlapping_sentence
 from encoderlab.tasks.forms.batching import Item, TaskBatch
 from encoderlab.tasks.forms.best_spans import (
     BestSpans,
@@ -38,7 +39,6 @@ from encoderlab.tasks.forms.best_spans import (
 )
 from encoderlab.tasks.scoring import answers
 from encoderlab.tasks.scoring.analysis import Mistake, texts_of
-from encoderlab.tasks.scoring.baselines import no_answer, overlapping_sentence
 
 if TYPE_CHECKING:
     from encoderlab.tasks.data.task import Task
@@ -158,6 +158,17 @@ class SpanForm(Form):
         return labels or None
 
     # Scores
+
+    @classmethod
+    def read_prediction(cls, task: Task, example: Question, guess: GivenPrediction) -> tuple[Answer]:
+        if not isinstance(guess.value, str):
+            raise DataError(f'{guess.place}: answer {str(guess.value)[:40]!r} is not a text; write "" for no answer')
+        return (Answer(guess.value, -1),)
+
+    @classmethod
+    def value_of(cls, example: Question) -> str:
+        (answer,) = example.answers or ()
+        return answer.text
 
     @classmethod
     def measures(

@@ -20,7 +20,7 @@ from encoderlab.nn.encoder import States
 from encoderlab.nn.heads import TaggingHead, TaskHead
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Term
-from encoderlab.tasks.data.examples import Example, Remarks, Split, TaggedWords, labels_of
+from encoderlab.tasks.data.examples import Example, GivenPrediction, Remarks, Split, TaggedWords, labels_of
 from encoderlab.tasks.data.readers import Conll, Layout, WordLists
 from encoderlab.tasks.forms.base import (
     Answers,
@@ -32,13 +32,13 @@ from encoderlab.tasks.forms.base import (
     by_frequency,
     check_number_of_labels,
     known_label,
-    log_softmax,
+    softmax,
 )
+from encoderlab.tasks.forms.baselines import most_frequent_tag_of_all, tag_dictionary
 from encoderlab.tasks.forms.batching import Encoded, Item, TaskBatch, to_numpy
 from encoderlab.tasks.scoring import metrics
 from encoderlab.tasks.scoring.analysis import Mistake, by_class
-from encoderlab.tasks.scoring.baselines import most_frequent_tag_of_all, tag_dictionary
-from encoderlab.tasks.scoring.entities import entities, score_entities
+from encoderlab.tasks.scoring.entities import Scheme, detect_scheme, entities, score_entities, write_tags
 from encoderlab.train.data import Chance
 
 if TYPE_CHECKING:
@@ -128,6 +128,36 @@ class TaggingForm(Form):
         return TaggedWords(id=id, words=tuple(words)) if words else None
 
     # Scores
+
+    @classmethod
+    def with_predictions(
+        cls, task: Task, examples: Sequence[Any], guesses: Sequence[GivenPrediction]
+    ) -> Sequence[TaggedWords]:
+        """Predicted tags are written in the gold data's scheme (its layout's, or BIO for spans).
+
+        Tags that fit no scheme stay unchanged, so that violations of the scheme are scored as they are.
+        """
+        sentences = [_tagged(example, guess) for example, guess in zip(examples, guesses, strict=True)]
+        scheme: Scheme | None = getattr(task.layouts[0], "scheme", "BIO")
+        tags = [sentence.tags or () for sentence in sentences]
+        known = set(task.labels or ())
+        if scheme is None or all(tag in known for one in tags for tag in one):
+            return sentences
+        try:
+            detected, _ = detect_scheme(tags)
+        except DataError as error:
+            raise DataError(f"{guesses[0].path}: {error}") from None
+        if detected == scheme:
+            return sentences
+        return [
+            replace(sentence, tags=tuple(write_tags(entities(sentence.tags or ()), len(sentence.words), scheme)))
+            for sentence in sentences
+        ]
+
+    @classmethod
+    def agreement(cls, before: Sequence[Any], after: Sequence[Any]) -> float:
+        """The mean share of equal tags."""
+        return float(np.mean([super(TaggingForm, cls).agreement(*pair) for pair in zip(before, after, strict=True)]))
 
     @classmethod
     def measures(cls, task: Task, examples: Sequence[Any], predictions: Sequence[Any]) -> Scores:
@@ -292,7 +322,7 @@ class TaggingForm(Form):
         details: list[dict[str, Any]] = [{"scores": [0.0] * len(value)} for value in values]
         for item, scores in zip(items, outputs, strict=True):
             words = item.sequences[0].marks["word"]
-            for word, row in zip(words[words >= 0], np.exp(log_softmax(scores)), strict=True):
+            for word, row in zip(words[words >= 0], softmax(scores), strict=True):
                 best = int(row.argmax())
                 values[item.example][word] = names[best]
                 details[item.example]["scores"][word] = float(row[best])
@@ -322,3 +352,40 @@ def first_tokens(words: Sequence[str], encoding: Encoding) -> np.ndarray:
         if begin < end and seen < word < len(words) and end <= starts[word] + lengths[word]:
             tokens[token] = seen = word
     return tokens
+
+
+def _tagged(example: TaggedWords, guess: GivenPrediction) -> TaggedWords:
+    """The sentence with predicted tags: from columns, a list, a text with spaces, or CLUENER's spans.
+
+    Raises:
+        DataError: the number of tags is not the number of words, or the words differ.
+    """
+    value, count, words = guess.value, len(example.words), example.words
+    by_line, place = isinstance(value, TaggedWords), f"{guess.path}:{guess.row}"
+    if isinstance(value, TaggedWords):  # without tags, its words are tags
+        words, tags = (words, value.words) if value.tags is None else (value.words, value.tags)
+    elif isinstance(value, dict):
+        try:
+            spans = [
+                (kind, first, last + 1)
+                for kind, mentions in value.items()
+                for places in mentions.values()
+                for first, last in places
+            ]
+            if any(not 0 <= first < end <= count for _, first, end in spans):
+                raise ValueError("a place outside the text")
+        except (AttributeError, TypeError, ValueError) as error:
+            raise DataError(f"{place}: not {{type: {{mention: [[first, last]]}}}} ({error}); correct it") from None
+        tags = tuple(write_tags(sorted(spans, key=lambda span: span[1:]), count))
+    elif isinstance(value, (str, list)):
+        tags = tuple(value.split() if isinstance(value, str) else map(str, value))
+    else:
+        raise DataError(f"{place}: {str(value)[:40]!r} has no tags; give a list of tags")
+    if len(tags) != count:
+        raise DataError(f"{place}: {len(tags)} tags, the sentence has {count} words; give one for each")
+    for i, (word, own, tag) in enumerate(zip(words, example.words, example.tags or (), strict=True)):
+        if word not in (own, tag):  # conlleval also reads gold and predicted tags without words
+            raise DataError(
+                f"{guess.path}:{guess.row + i}: {word!r}, the gold data has {own!r} here; give the same sentences"
+            )
+    return replace(example, tags=tags, row=guess.row, by_line=by_line)

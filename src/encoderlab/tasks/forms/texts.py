@@ -16,7 +16,7 @@ from encoderlab.corpus.tokenizer import Encoding
 from encoderlab.errors import DataError
 from encoderlab.nn.encoder import States
 from encoderlab.nn.noise import Noise
-from encoderlab.tasks.data.examples import Example, Split, Text
+from encoderlab.tasks.data.examples import Example, GivenPrediction, Split, Text
 from encoderlab.tasks.data.readers import Columns
 from encoderlab.tasks.forms.base import Answers, Form, FormSettings, Network, Predictions, summary_scores
 from encoderlab.tasks.forms.batching import OPTIONS, Encoded, Item, TaskBatch, groups, to_numpy
@@ -71,6 +71,12 @@ class TextForm(Form):
     def suited(cls, settings: FormSettings, train: Split) -> FormSettings:
         assert isinstance(settings, TextSettings)
         return replace(settings, pairs=train.examples[0].pair is not None)
+
+    @classmethod
+    def read_prediction(cls, task: Task, example: Any, guess: GivenPrediction) -> Any:
+        if guess.value is None or not str(guess.value).strip():
+            raise DataError(f"{guess.place}: no prediction; give one for every example")
+        return str(guess.value).strip()
 
     @classmethod
     def mistake(cls, task: Task, place: int, example: Any, value: Any, detail: Mapping[str, Any]) -> Mistake:

@@ -61,11 +61,9 @@ def predictor_with(model: Model, folder: Path) -> Predictor:
     if trained is None:
         return Predictor.of(model, task)
     labels, metrics = None if trained["labels"] is None else tuple(trained["labels"]), tuple(trained["metrics"])
-    known = suites.TASKS.get(trained["name"])
-    if known is not None and trained.get("benchmark", (known.form, known.metrics) == (trained["form"], metrics)):
-        task = known  # not a user's file with the benchmark's name and other columns
-    else:
-        task = replace(task, form=trained["form"], layouts=layouts_of(trained.get("layouts", ())))
+    # A user's file may have a benchmark's name, and other columns.
+    known = suites.TASKS.get(trained["name"]) if trained["benchmark"] else None
+    task = known or replace(task, form=trained["form"], layouts=layouts_of(trained["layouts"]))
     task = replace(task, name=trained["name"], labels=labels, metrics=metrics)
     predictor = Predictor.of(model, task, trained["settings"])
     predictor.form.threshold = trained["threshold"]

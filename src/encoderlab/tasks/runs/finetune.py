@@ -27,6 +27,7 @@ from encoderlab.tasks.forms.batching import Item, ItemSource, Packing, TaskBatch
 from encoderlab.tasks.forms.encodings import Encodings
 from encoderlab.tasks.forms.features import HEAD_FILE, Frozen, FrozenModel, Store
 from encoderlab.tasks.forms.objective import TaskObjective, form_of, with_head
+from encoderlab.tasks.forms.scores import score
 from encoderlab.tasks.forms.table import FORMS, Settings
 from encoderlab.tasks.runs.distill import TaughtObjective, Teaching, check_teacher, read_teacher
 from encoderlab.tasks.runs.folder import (
@@ -37,7 +38,6 @@ from encoderlab.tasks.runs.folder import (
     identity_of,
     read_result,
     same_task,
-    update_recipe,
     write_predictions,
     write_run,
     write_score,
@@ -45,7 +45,6 @@ from encoderlab.tasks.runs.folder import (
 )
 from encoderlab.tasks.runs.predict import Predictor
 from encoderlab.tasks.runs.sift import SiFT, SiFTObjective
-from encoderlab.tasks.scoring.scores import score
 from encoderlab.train import checkpoint
 from encoderlab.train.data import Data
 from encoderlab.train.distributed import join
@@ -123,9 +122,13 @@ class FinetuneRecipe(Training):
         """The number of steps for this number of training items."""
         if self.steps is not None:
             return self.steps
-        per_epoch = math.ceil(items / self.batch)
+        per_epoch = self.updates_per_epoch(items)
         updates = max(1, round(self.epochs * per_epoch))
         return max(updates, min(self.least_updates, MOST_EPOCHS * per_epoch))
+
+    def updates_per_epoch(self, items: int) -> int:
+        """The number of steps in which all of so many training items are seen once."""
+        return math.ceil(items / self.batch)
 
     def suited(self, task: Task, train: Split) -> FinetuneRecipe:
         """The recipe with the settings of the task's form for these training examples.
@@ -175,14 +178,15 @@ def finetune(
     Raises:
         ConfigError, DataError, Stopped, Diverged, OutOfMemory: as the training loop.
     """
-    more: dict[str, Any] = {"about": about, "encodings": encodings, "trained": trained, "title": title}
-    return FineTuning(model, task, splits, recipe, out, **more).result(session)
+    encodings = encodings or Encodings()
+    return FineTuning(model, task, splits, recipe, out, about or {}, encodings, trained, title).result(session)
 
 
+@dataclass(eq=False)
 class FineTuning:
     """A fine-tuning run: to be trained (from the start or from a checkpoint), finished, or finished and damaged.
 
-    Construction checks everything that can be checked before any work.
+    Construction, with the arguments of :func:`finetune`, checks everything that can be checked before any work.
 
     Attributes:
         task: with the labels of its training data.
@@ -193,36 +197,32 @@ class FineTuning:
         ConfigError, DataError: task, recipe, data and teacher do not fit together.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        task: Task,
-        splits: Mapping[str, Split],
-        recipe: FinetuneRecipe,
-        out: Path,
-        *,
-        about: Mapping[str, Any] | None = None,
-        encodings: Encodings | None = None,
-        trained: Mapping[str, Any] | None = None,
-        title: str | None = "",
-    ) -> None:
-        self.model, self.splits, self.out, self.title = model, splits, out, title
-        self.encodings = encodings or Encodings()
-        self.recipe = recipe.suited(task, splits["train"])
-        whole = completed(task, splits["train"])
-        self.task = FORMS[task.form].decided(whole, self.recipe.form)
-        check_splits(self.task, splits)
-        if self.task != whole and "dev" not in splits:
+    model: Model
+    task: Task
+    splits: Mapping[str, Split]
+    recipe: FinetuneRecipe
+    out: Path
+    about: Mapping[str, Any]
+    encodings: Encodings
+    trained: Mapping[str, Any] | None
+    title: str | None
+
+    def __post_init__(self) -> None:
+        self.recipe = self.recipe.suited(self.task, self.splits["train"])
+        whole = completed(self.task, self.splits["train"])
+        self.task = FORMS[whole.form].decided(whole, self.recipe.form)
+        check_splits(self.task, self.splits)
+        if self.task != whole and "dev" not in self.splits:
             raise ConfigError("form.precision and form.recall choose a threshold on dev data; give some")
-        self.about = {"after": [], "model": None, **(about or {})}
-        self.about["model"] = self.about["model"] or weights_hash(model)
+        about = {"after": [], "model": None, **self.about}
+        self.about = {**about, "model": about["model"] or weights_hash(self.model)}
         self.identity = identity_of(self.task, self.about)
-        self.same = same_task(trained, self.task, self.recipe.form)
+        self.same = same_task(self.trained, self.task, self.recipe.form)
         self.teacher: Model | None = None
         if self.recipe.distill is not None:
-            self.about["teacher"] = named = self.recipe.distill.teacher
+            self.about = {**self.about, "teacher": self.recipe.distill.teacher}
             self.teacher, known = read_teacher(self.recipe.distill)
-            check_teacher(self.teacher, model, self.task, named)
+            check_teacher(self.teacher, self.model, self.task, self.recipe.distill.teacher)
             self.recipe = replace(self.recipe, distill=known)  # with the teacher's hash instead of its folder
         self.world = join(self.recipe.execution.device)
 
@@ -280,26 +280,25 @@ class FineTuning:
         """The training ``items`` and the development examples, for the training loop."""
         assert objective.model.tokenizer is not None
         pad, form, predictor = objective.model.tokenizer.special.pad, objective.form, Predictor(objective)
+        seed, world = recipe.seed, self.world
         networks = [objective.model, *([self.teacher] if self.teacher is not None else [])]
 
         def source(phase: Phase, rows: int, state: dict[str, int] | None) -> ItemSource:
             room = form.settings.max_length
             if recipe.packing != "fixed":
                 room = min(row_length(recipe, network, phase.length) for network in networks)
-            more: dict[str, Any] = {"seed": recipe.seed, "world": self.world, "state": state}
-            return ItemSource(items, batch=rows, room=room, pad=pad, mode=recipe.packing, **more)
+            mode = recipe.packing
+            return ItemSource(items, batch=rows, room=room, pad=pad, mode=mode, seed=seed, world=world, state=state)
 
-        more: dict[str, Any] = {
-            "hashes": {name: split.sha256 for name, split in self.splits.items()} | hashes_of(self.identity),
-            "operations": self._operations(objective, items),
-        }
+        hashes = {name: split.sha256 for name, split in self.splits.items()} | hashes_of(self.identity)
+        data = Data(source=source, hashes=hashes, operations=self._operations(objective, items))
         dev = self.splits.get("dev")
         if dev is None:
             if recipe.select == "best_epoch":
                 raise ConfigError(
                     f"task {self.task.name!r} has no dev data to choose an epoch; set select=last or give a dev split"
                 )
-            return Data(source=source, **more)
+            return data
         held_out = self.items(objective, "dev")
 
         def losses(phase: Phase) -> Iterator[TaskBatch]:
@@ -312,7 +311,7 @@ class FineTuning:
 
         chance = form.chance(dev.examples)
         known = {} if chance is None else {form.name: chance}
-        return Data(source=source, validation=losses, score=scores, chance=known, **more)
+        return replace(data, validation=losses, score=scores, chance=known)
 
     def _operations(self, objective: TaskObjective, items: Sequence[Item]) -> Callable[[Phase], float] | None:
         """Floating-point operations of training per token, heads aside; None if the loss needs several forward passes,
@@ -334,8 +333,6 @@ class FineTuning:
 
     def train(self, session: Budget | None = None) -> Result:
         """Train, evaluate and write the run. ``session`` limits this call."""
-        if self.world.main:
-            update_recipe(self.out, self.recipe)
         network, form, said = self.assemble()
         objective = self.objective(network, form)
         items = self.items(objective, "train")
@@ -431,7 +428,7 @@ class FineTuning:
         else:
             network.load_state_dict(read_weights(finished.model / HEAD_FILE))
             self.encodings.items(form, self.splits["train"], train=True)  # sets the scale of the numbers
-        form.threshold = finished.record.get("threshold", form.threshold)
+        form.threshold = finished.record["threshold"]
         return TaskObjective(network.to(self.world.device), form)
 
     # Evaluation and record
@@ -520,7 +517,6 @@ def resolved(recipe: FinetuneRecipe, task: Task, items: Sequence[Item]) -> Finet
     """The recipe with the budget and the evaluations that follow from its epochs for these training items."""
     if not items:
         raise DataError(f"task {task.name!r}: no training example can be learned from; check labels and answers")
-    per_epoch = math.ceil(len(items) / recipe.batch)
     steps = recipe.updates(len(items))
     longest = max(len(sequence) for item in items for sequence in item.sequences)
     chosen = recipe.select == "best_epoch"  # otherwise one validation at the end suffices
@@ -529,7 +525,7 @@ def resolved(recipe: FinetuneRecipe, task: Task, items: Sequence[Item]) -> Finet
         budget=Budget(amount=steps, unit="steps"),
         phases=(Phase(length=longest, rows=recipe.batch),),
         evaluation=Evaluation(
-            every=min(per_epoch, steps) if chosen else steps,
+            every=min(recipe.updates_per_epoch(len(items)), steps) if chosen else steps,
             best=task.metric if chosen else None,
             patience=recipe.patience,
         ),

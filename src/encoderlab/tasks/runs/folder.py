@@ -18,8 +18,9 @@ from typing import Any, cast
 
 from encoderlab.config import from_dict, to_dict
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.files import json_line, json_sha256, read_json, sha256, write_json, write_text
+from encoderlab.files import json_line, read_json, sha256, write_json, write_text
 from encoderlab.interchange import checksums
+from encoderlab.sealed import Seal
 from encoderlab.tasks.data import readers, suites
 from encoderlab.tasks.data.readers import Layout
 from encoderlab.tasks.data.task import Split, Task, is_unlabelled
@@ -27,13 +28,13 @@ from encoderlab.tasks.forms.base import FormSettings, Network, Predictions
 from encoderlab.tasks.forms.table import FORMS, form_named
 from encoderlab.tasks.runs.predict import record
 from encoderlab.tasks.runs.submit import write_submission
-from encoderlab.train import folder as run_folder
-from encoderlab.train.folder import LOCK, METRICS, RECIPE
+from encoderlab.train.folder import LOCK, METRICS, RECIPE, as_now
 from encoderlab.train.recipe import Training
 
 log = logging.getLogger(__name__)
 
 TASK_FILE, SCORE_FILE = "task.json", "score.json"
+_SEAL = Seal("sha256", (", ", ": "))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,12 +133,7 @@ def write_score(score: Mapping[str, Any], out: Path, lost: Mapping[str, str] | N
 
 def signed(score: Mapping[str, Any]) -> dict[str, Any]:
     """The record with a hash of itself, which :func:`read_signed` verifies."""
-    return {**score, "sha256": _digest(score)}
-
-
-def _digest(score: Mapping[str, Any]) -> str:
-    """The hash of a record without its own hash."""
-    return json_sha256(json.loads(json_line({key: value for key, value in score.items() if key != "sha256"})))
+    return _SEAL.sealed(score)
 
 
 def hashes_in(out: Path) -> dict[str, str]:
@@ -147,14 +143,16 @@ def hashes_in(out: Path) -> dict[str, str]:
 
 
 def read_signed(path: Path, remedy: str) -> dict[str, Any]:
-    """Read a file that :func:`signed` made. Files of older versions have no hash and are not verified.
+    """Read a file that :func:`signed` made.
 
     Raises:
         DataError: it is missing, damaged or changed.
     """
     record = read_json(path, remedy)
-    if record.get("sha256", digest := _digest(record)) != digest:
-        raise DataError(f"{path}: is damaged (its hash differs from the one in it); {remedy}")
+    try:
+        _SEAL.opened(record)
+    except ValueError:
+        raise DataError(f"{path}: is damaged (its hash differs from the one in it); {remedy}") from None
     return record
 
 
@@ -198,8 +196,6 @@ def check_intact(path: Path) -> None:
 
 def damaged(out: Path, record: Mapping[str, Any]) -> list[str]:
     """The files of a finished run that are missing or have changed, by their paths in ``out``."""
-    if "files" not in record:  # of an older version
-        return []
 
     def intact(name: str) -> bool:
         if not (out / name).is_file():
@@ -241,16 +237,16 @@ def write_task(task: Task, settings: FormSettings, folder: Path, threshold: floa
 
 @dataclass(frozen=True, kw_only=True)
 class _Kept:
-    """The content of ``task.json``; older versions wrote neither layouts nor whether it is a benchmark."""
+    """The content of ``task.json``."""
 
     name: str
     form: str
     labels: tuple[str, ...] | None
     metrics: tuple[str, ...]
-    layouts: tuple[dict[str, Any], ...] = ()
-    benchmark: bool = False
+    layouts: tuple[dict[str, Any], ...]
+    benchmark: bool
     settings: dict[str, Any]
-    threshold: float = 0.0
+    threshold: float
 
 
 def plain_layouts(task: Task) -> list[dict[str, Any]]:
@@ -296,7 +292,7 @@ def read_task(folder: Path) -> dict[str, Any] | None:
         kept = from_dict(_Kept, data)
         layouts_of(kept.layouts)
         form = form_named(kept.form)
-        settings = from_dict(form.settings_type, form.read_settings(kept.settings))
+        settings = from_dict(form.settings_type, kept.settings)
     except (AttributeError, ConfigError, KeyError, TypeError) as error:
         raise DataError(f"{path}: is damaged ({error}); {remedy}") from None
     return {**data, "settings": form.as_saved(settings)}
@@ -312,7 +308,7 @@ def same_task(trained: Mapping[str, Any] | None, task: Task, settings: FormSetti
         return False
     labels = None if trained["labels"] is None else tuple(trained["labels"])
     here = (task.name, task.form, task.labels, plain_layouts(task))
-    return here == (trained["name"], trained["form"], labels, trained.get("layouts"))
+    return here == (trained["name"], trained["form"], labels, trained["layouts"])
 
 
 def identity_of(task: Task, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -343,28 +339,6 @@ def hashes_of(identity: Mapping[str, Any]) -> dict[str, str]:
     return {"model": identity["model"], "task": hashlib.sha256(task.encode()).hexdigest()}
 
 
-def completed_recipe(plain: Mapping[str, Any], like: Training) -> dict[str, Any]:
-    """The recipe in a run folder, converted to this version's type of ``like``.
-
-    New fields get their defaults, and old settings of all forms become those of one (:meth:`Form.read_settings`).
-    """
-    form = form_named(like.form.kind)  # type: ignore[attr-defined]
-    recipe = {**plain, "form": form.read_settings(plain["form"])}
-    try:
-        return json.loads(json.dumps(to_dict(from_dict(type(like), recipe))))
-    except ConfigError:  # of a later version: its fields are compared unchanged
-        return recipe
-
-
-def update_recipe(out: Path, like: Training) -> None:
-    """Rewrite the recipe of an interrupted run of an older version, which had no kinds of forms, in today's format."""
-    if not (out / RECIPE).exists():
-        return
-    plain = run_folder.read(out / RECIPE)
-    if isinstance(form := plain.get("form"), dict) and "kind" not in form:
-        write_json(out / RECIPE, completed_recipe(plain, like))
-
-
 def read_result(out: Path, recipe: Training, splits: Mapping[str, Split], identity: Mapping[str, Any]) -> Result | None:
     """The finished run in ``out``, with its damaged files; None if there is none.
 
@@ -376,14 +350,14 @@ def read_result(out: Path, recipe: Training, splits: Mapping[str, Split], identi
     if record is None:
         return None
     for key, value in identity.items():
-        if key in record and record[key] != value:  # an older version did not write every key
-            had, now = (str(one)[:120] for one in (record[key], value))
+        if record.get(key) != value:
+            had, now = (str(one)[:120] for one in (record.get(key), value))
             raise ConfigError(f"{out}: has a run with {_MEANINGS[key]} {had}, now {now}; choose another --out")
-    settings, before = to_dict(recipe), completed_recipe(record["recipe"], recipe)
+    settings, before = to_dict(recipe), as_now(record["recipe"], type(recipe))
     # These follow from other fields, or do not change the result.
     ignored = ("budget", "phases", "evaluation", "execution", "checkpoints", "log_every")
     for key, value in settings.items():
-        if key not in ignored and before.get(key) != json.loads(json.dumps(value)):
+        if key not in ignored and before.get(key) != value:
             raise ConfigError(
                 f"{out}: has a finished run with {key} {before.get(key)}, now {value}; choose another folder"
             )

@@ -6,7 +6,6 @@ The grid is searched on development data. :mod:`encoderlab.tasks.runs.published`
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -94,7 +93,7 @@ class Protocol:
         by_size = " (by the size of the data)" if recipe.batch == batch else ""
         by_width = f" (by the width, {width})" if recipe.optim.lr == lr else ""
         raised = ""
-        if recipe.steps is None and updates > max(1, round(recipe.epochs * math.ceil(examples / recipe.batch))):
+        if updates > replace(recipe, least_updates=0).updates(examples):
             raised = f", {recipe.epochs:g} raised towards at least {recipe.least_updates} updates"
         return (
             f"{examples:,} examples in batches of {recipe.batch}{by_size}, {updates:,} updates (about {epochs:.3g} "

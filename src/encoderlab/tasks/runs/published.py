@@ -140,7 +140,7 @@ ALBERT = Protocol(
         "rte": _albert(3e-5, 32, 800, 200, dropout=0.1),
         "mrpc": _albert(2e-5, 32, 800, 200),
         "wnli": _albert(2e-5, 16, 2000, 250, dropout=0.1),
-        "squad1": _albert(5e-5, 48, 3649, 365, 384, head={"kind": "span", "form": "independent"}),
+        "squad1": _albert(5e-5, 48, 3649, 365, 384, head={"kind": "span", "variant": "independent"}),
         "squad2": _albert(3e-5, 48, 8144, 814),
         "race": _albert(2e-5, 32, 12000, 1000, dropout=0.1),
     },

@@ -75,6 +75,12 @@ class Runs:
     trained: Mapping[str, Any] | None
     encodings: Encodings = field(default_factory=Encodings)
 
+    @classmethod
+    def of(cls, protocol: Protocol, model: Model, task: Task, out: Path, origin: Origin, **about: str) -> Runs:
+        """The runs of a protocol; ``about`` is also written into their scores."""
+        known = {"protocol": protocol.name, "model": weights_hash(model), **about, "after": list(origin.after)}
+        return cls(model=model, task=task, out=out, about=known, trained=origin.trained)
+
     def attempt(self, recipe: FinetuneRecipe, splits: Mapping[str, Split], folder: str, title: str) -> Attempt:
         """A run of ``recipe`` in ``folder``; ``title`` is its name while it trains."""
         return Attempt(runs=self, recipe=recipe, splits=splits, folder=folder, title=title)
@@ -167,11 +173,12 @@ def run(
     splits: Mapping[str, Split],
     out: Path,
     *,
+    origin: Origin = FRESH,
+    adjust: Adjust = lambda recipe: recipe,
     say: Say = silent,
-    **more: Any,
 ) -> ProtocolResult:
     """Run :func:`program` in this process, one run after the other."""
-    return perform(program(protocol, model, task, splits, out, say=say, **more), say)
+    return perform(program(protocol, model, task, splits, out, origin=origin, adjust=adjust, say=say), say)
 
 
 def program(
@@ -206,8 +213,7 @@ def program(
     recipes = [at_point(base, point, where="--grid") for point in points]  # refuse a wrong one before any training
     if twice := next((point for point in points if points.count(point) > 1), None):
         raise ConfigError(f"--grid: {describe(twice)} is given twice; give each value once")
-    about = {"protocol": protocol.name, "model": weights_hash(model), "after": list(origin.after)}
-    runs = Runs(model=model, task=task, out=out, about=about, trained=origin.trained)
+    runs = Runs.of(protocol, model, task, out, origin)
     named = " ".join(filter(None, (task.name, origin.system)))
 
     def attempts(number: int, seeds: int, splits: Mapping[str, Split]) -> list[Attempt]:
@@ -245,7 +251,7 @@ def program(
         "task": task.name,
         "metric": task.metric,
         "report": protocol.report,
-        **about,
+        **runs.about,
         "source": protocol.source,
         "said": said,
         "form": task.form,
@@ -410,7 +416,7 @@ def system_row(outcome: ProtocolResult, system: str, split: str = "dev") -> Resu
 
 
 def baseline_rows(task: Task, scores: Mapping[str, Mapping[str, float]], split: str = "dev") -> list[ResultRow]:
-    """The lines of baselines on a split (:func:`encoderlab.tasks.scoring.scores.baselines`)."""
+    """The lines of baselines on a split (:func:`encoderlab.tasks.forms.scores.baselines`)."""
     return [
         ResultRow(task=task.name, split=split, metric=task.metric, system=name, median=value, mean=value, best=value)
         for name, of_baseline in scores.items()

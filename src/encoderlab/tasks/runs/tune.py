@@ -10,7 +10,7 @@ from typing import Any
 from encoderlab.config import Bounded, Count, parse_value, to_dict
 from encoderlab.errors import ConfigError, Diverged, optional
 from encoderlab.files import write_json
-from encoderlab.model import Model, weights_hash
+from encoderlab.model import Model
 from encoderlab.tasks.data.task import Split, Task
 from encoderlab.tasks.runs.protocol import Protocol, at_point, parse_values, split_assignment
 from encoderlab.tasks.runs.trials import FRESH, Adjust, Origin, Program, Runs, Say, describe, folder_name, silent
@@ -99,8 +99,7 @@ def tune(
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     sampler = optuna.samplers.TPESampler(seed=base.seed, n_startup_trials=STARTUP)
     study = optuna.create_study(direction="maximize", sampler=sampler)
-    about = {"protocol": protocol.name, "model": weights_hash(model), "search": "optuna", "after": list(origin.after)}
-    runs = Runs(model=model, task=task, out=out, about=about, trained=origin.trained)
+    runs = Runs.of(protocol, model, task, out, origin, search="optuna")
     seen = {name: splits[name] for name in ("train", "dev")}
     say(f"{task.name}: {protocol.says(base, model, len(splits['train']))}")
     tried: list[dict[str, Any]] = []

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from encoderlab.tasks.data.examples import Example, Split, is_unlabelled
-from encoderlab.tasks.data.task import Task
 from encoderlab.tasks.forms.base import Scores
 from encoderlab.tasks.forms.table import FORMS
+
+if TYPE_CHECKING:
+    from encoderlab.tasks.data.task import Task
 
 
 def score(

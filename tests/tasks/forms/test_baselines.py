@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from encoderlab.tasks.data.suites import task
 from encoderlab.tasks.data.task import Choice, Question, Split, Text
-from encoderlab.tasks.scoring.baselines import words
-from encoderlab.tasks.scoring.scores import baselines
+from encoderlab.tasks.forms.baselines import words
+from encoderlab.tasks.forms.scores import baselines
 from tests.tasks.synthetic import TASKS, data
 
 
