@@ -253,7 +253,7 @@ def test_long_sentences_are_scored_in_parts(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(scorers, "HELD", 100)
     monkeypatch.setattr(scorer, "_rows", lambda part: calls.append(len(part)) or Masked._rows(scorer, part))
     parts = scorer(scorer.tokenizer.encode_batch(texts))
-    assert len(calls) > 5 and sum(calls) == len(sentences()) and (parts[0] == parts[-1]).all()
+    assert len(calls) > 5 and max(calls) < 10 and (parts[0] == parts[-1]).all()
     np.testing.assert_allclose(parts, whole, atol=1e-4)
 
 
