@@ -62,8 +62,8 @@ def inspect(
     memory
         Number of first tokens to read as memory (Transformer-XL).
     probe
-        Files of tagged words, or benchmarks of tagging: a linear probe shows what each layer knows of their tags.
-        FILE:1 takes the tags of the second column.
+        Files of tagged words, folders that Hugging Face's datasets wrote (save_to_disk), or benchmarks of tagging: a
+        linear probe shows what each layer knows of their tags. FILE:1 takes the tags of the second column.
     data
         Folder with the files of a benchmark.
     """

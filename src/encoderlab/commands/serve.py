@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from cyclopts import Parameter
 
@@ -15,47 +16,13 @@ from encoderlab.deploy.serve.engine import ComputeThread, lanes
 from encoderlab.errors import ConfigError, MissingDependency
 
 
-def serve(
-    model: Path,
-    /,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 8080,
-    name: str | None = None,
-    engine: Literal["own", "onnx", "int8"] = "own",
-    precision: Precision = "fp32",
-    beside: Path | None = None,
-    key_file: Path | None = None,
-    no_key: bool = False,
-    allow_host: list[str] | None = None,
-    cors: str | None = None,
-    metrics: Literal["open", "key"] = "open",
-    max_batch_tokens: Count = 4096,
-    max_wait: Amount = 10.0,
-    max_texts: Count = 1024,
-    max_body: Annotated[Count, Parameter(help="Largest body of a request, in bytes.")] = 2_000_000,
-    deadline: Amount = 60.0,
-    drain: float = 25.0,
-    drain_delay: float = 0.0,
-    accept_ids: bool = False,
-    rate: Amount | None = None,
-    workers: Count = 1,
-) -> dict[str, Any]:
-    """Serve a model over HTTP.
-
-    Speaks the protocols of text-embeddings-inference, OpenAI (embeddings), Cohere and
-    Jina (rerank), and of Hugging Face's tasks at `POST /`. Open its address in a browser for a page
-    to try the model. Only this machine can connect unless --host is given, which needs
-    keys. After a signal, the server ends when all accepted requests are
-    answered.
-
-    Example:
-        encoderlab serve runs/reviews --port 8080
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """How a model is served.
 
     Parameters
     ----------
-    model
-        Run folder, model folder, Hugging Face folder, or exported folder.
     host
         Address to listen on; an address that others can reach needs --key-file or --no-key.
     port
@@ -86,6 +53,8 @@ def serve(
         Seconds; requests that would wait longer are refused (429, with Retry-After).
     max_texts
         Largest number of texts in a request.
+    max_body
+        Largest body of a request, in bytes.
     deadline
         Seconds after which a request fails.
     drain
@@ -99,34 +68,73 @@ def serve(
     workers
         Processes that share the port, each with its share of the cores and its own model.
     """
-    options = dict(locals())  # options of every worker
 
+    host: str = "127.0.0.1"
+    port: int = 8080
+    name: str | None = None
+    engine: Literal["own", "onnx", "int8"] = "own"
+    precision: Precision = "fp32"
+    beside: Path | None = None
+    key_file: Path | None = None
+    no_key: bool = False
+    allow_host: list[str] | None = None
+    cors: str | None = None
+    metrics: Literal["open", "key"] = "open"
+    max_batch_tokens: Count = 4096
+    max_wait: Amount = 10.0
+    max_texts: Count = 1024
+    max_body: Count = 2_000_000
+    deadline: Amount = 60.0
+    drain: float = 25.0
+    drain_delay: float = 0.0
+    accept_ids: bool = False
+    rate: Amount | None = None
+    workers: Count = 1
+
+
+OPTIONS = ServeOptions()
+
+
+def serve(model: Path, /, *, options: ServeOptions = OPTIONS) -> dict[str, Any]:
+    """Serve a model over HTTP.
+
+    Speaks the protocols of text-embeddings-inference, OpenAI (embeddings), Cohere and
+    Jina (rerank), and of Hugging Face's tasks at `POST /`. Open its address in a browser for a page
+    to try the model. Only this machine can connect unless --host is given, which needs
+    keys. After a signal, the server ends when all accepted requests are
+    answered.
+
+    Example: encoderlab serve runs/reviews --port 8080
+
+    Parameters
+    ----------
+    model
+        Run folder, model folder, Hugging Face folder, or exported folder.
+    """
     for package in ("starlette", "uvicorn", "uvloop", "httptools", "orjson", "prometheus_client"):
         if importlib.util.find_spec(package) is None:
             raise MissingDependency(package, "serve", "serving")
-    if precision == "int8" and engine in ("onnx", "int8"):
-        raise ConfigError(f"--precision int8 is for our kernels, not for --engine {engine}; leave one of them out")
-    own = host in ("127.0.0.1", "localhost", "::1")
-    if not own and key_file is None and not no_key:
+    if options.precision == "int8" and options.engine in ("onnx", "int8"):
         raise ConfigError(
-            f"--host {host} can be reached by other machines; give --key-file FILE, or --no-key for open access"
+            f"--precision int8 is for our kernels, not for --engine {options.engine}; leave one of them out"
         )
-    if workers > 1:
+    own = options.host in ("127.0.0.1", "localhost", "::1")
+    if not own and options.key_file is None and not options.no_key:
+        raise ConfigError(
+            f"--host {options.host} can be reached by other machines; give --key-file FILE, or --no-key for open access"
+        )
+    if options.workers > 1:
         from encoderlab.deploy.serve.workers import supervise
 
-        place = supervise(answer, options, workers, host=host, port=port, say=terminal.note)
+        given = {"model": model, "options": options}
+        place = supervise(answer, given, options.workers, host=options.host, port=options.port, say=terminal.note)
     else:
-        place = answer(**options)
+        place = answer(model, options, port=options.port)
     return {"model": model, "address": place}
 
 
-def answer(*, shared: bool = False, **options: Any) -> str:
-    """Serve in this process until a signal; return the address.
-
-    Args:
-        shared: other processes listen on the port too.
-        options: the arguments of :func:`serve`.
-    """
+def answer(model: Path, options: ServeOptions, *, port: int, shared: bool = False) -> str:
+    """Serve in this process until a signal; return the address. ``shared``: other processes listen on the port too."""
     from encoderlab.deploy.serve import page
     from encoderlab.deploy.serve.app import BESIDE, Server
     from encoderlab.deploy.serve.graphs import GraphService
@@ -134,37 +142,28 @@ def answer(*, shared: bool = False, **options: Any) -> str:
     from encoderlab.deploy.serve.run import Address, read_keys, run
     from encoderlab.deploy.serve.service import Service
 
-    host, budget, engine = options["host"], options["max_batch_tokens"], options["engine"]
-    keys = () if options["key_file"] is None else read_keys(options["key_file"])
-    address = Address(
-        host=host, port=options["port"], delay=options["drain_delay"], drain=options["drain"], shared=shared
-    )
+    keys = () if options.key_file is None else read_keys(options.key_file)
+    address = Address(host=options.host, port=port, delay=options.drain_delay, drain=options.drain, shared=shared)
     listener = address.listen()
-    model, name, precision = options["model"], options["name"], options["precision"]
     service: Service
-    if engine == "own":
-        service = Service.of(model, name=name, precision=precision)
+    if options.engine == "own":
+        service = Service.of(model, name=options.name, precision=options.precision)
     else:
-        service = GraphService.open(model, engine, name=name)
-    other = None if options["beside"] is None else Service.of(options["beside"], precision=precision)
+        service = GraphService.open(model, options.engine, name=options.name)
+    other = None if options.beside is None else Service.of(options.beside, precision=options.precision)
     compute = lanes({"": service.compute, **({} if other is None else {BESIDE: other.compute})})
-    computing = ComputeThread(compute, budget=budget, max_wait=options["max_wait"])
-    hosts = ("localhost", "127.0.0.1", "::1", host, *(options["allow_host"] or ()))
+    computing = ComputeThread(compute, budget=options.max_batch_tokens, max_wait=options.max_wait)
+    hosts = ("localhost", "127.0.0.1", "::1", options.host, *(options.allow_host or ()))
     health = ("/health", "/live", "/ping")
-    free = health if options["metrics"] == "key" else (*health, "/metrics")
-    guard = Guard(
-        keys=keys, hosts=hosts, open=free, pages=tuple(page.FILES), cors=options["cors"], rate=options["rate"]
-    )
+    free = health if options.metrics == "key" else (*health, "/metrics")
+    guard = Guard(keys=keys, hosts=hosts, open=free, pages=tuple(page.FILES), cors=options.cors, rate=options.rate)
     limits = Limits(
-        body=options["max_body"],
-        texts=options["max_texts"],
-        characters=250 * service.longest,
-        deadline=options["deadline"],
+        body=options.max_body, texts=options.max_texts, characters=250 * service.longest, deadline=options.deadline
     )
-    common: dict[str, Any] = {"limits": limits, "accept_ids": options["accept_ids"]}
+    common: dict[str, Any] = {"limits": limits, "accept_ids": options.accept_ids}
     second = None if other is None else Server(other, computing, lane=BESIDE, **common)
     server = Server(service, computing, guard=guard, beside=second, **common)
-    place = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+    place = f"http://{f'[{options.host}]' if ':' in options.host else options.host}:{listener.getsockname()[1]}"
     what = service.form or ("vectors and masks" if service.fills_masks else "vectors")
     if not shared:
         terminal.note(f"{service.name} ({service.model.config.family}, {what}) at {place}; Ctrl-C ends it")
