@@ -124,7 +124,7 @@ def _seed_run(seed: str, entry: Mapping[str, Any], folder: Path) -> SeedRun:
     score = folder / SCORE_FILE
     record = read_signed(score, REMEDY) if score.exists() or "scores" in entry else {}
     shown = {METRICS, PROVENANCE, *(analysis_file(split) for split in record.get("scores", {}))}
-    for name in damaged(folder, record):
+    for name in damaged(folder, record) if record else ():
         if name in shown:
             remedy = f"restore it, or delete {folder} to train it again" if name in (METRICS, PROVENANCE) else REMEDY
             raise DataError(f"{folder / name}: is missing or has changed; {remedy}")

@@ -102,7 +102,7 @@ def test_a_benchmark_without_a_development_file_says_what_it_is_scored_on(tmp_pa
     (tmp_path / "train.tsv").write_text("sentence\tlabel\n" + "".join(f"the red cat {i}\t{i % 2}\n" for i in range(80)))
     task = suites.task("sst2")
     splits = usable_splits(task, tmp_path)
-    (said,) = remarks_of(splits)
+    said, _ = remarks_of(splits)  # and that so few examples measure little
     dev = len(splits["dev"])
     assert said == (
         f"train.tsv: no development file; {dev} of 80 training examples are held out as the development set"

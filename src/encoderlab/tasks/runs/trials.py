@@ -173,12 +173,11 @@ def run(
     splits: Mapping[str, Split],
     out: Path,
     *,
-    origin: Origin = FRESH,
-    adjust: Adjust = lambda recipe: recipe,
     say: Say = silent,
+    **more: Any,
 ) -> ProtocolResult:
     """Run :func:`program` in this process, one run after the other."""
-    return perform(program(protocol, model, task, splits, out, origin=origin, adjust=adjust, say=say), say)
+    return perform(program(protocol, model, task, splits, out, say=say, **more), say)
 
 
 def program(
