@@ -57,6 +57,18 @@ def test_masks_are_filled_as_by_fill_mask(pretrained: Asked) -> None:
     assert np.allclose([one["score"] for one in found], [guess.score for guess in wanted], atol=1e-6)
 
 
+def test_a_request_gets_so_many_guesses_and_no_more(pretrained: Asked) -> None:
+    size = pretrained.server.service.tokenizer.vocab_size
+    body = {"inputs": ["[MASK] [MASK]"] * 40, "parameters": {"top_k": 1000}}
+    status, found, _ = pretrained("/", body)
+    assert status == 200 and len(found[0][0]) == size  # no more than there are tokens
+    status, found, _ = pretrained("/", body | {"inputs": ["[MASK] " * 70] * 2})
+    assert status == 422 and found.keys() == {"error"}
+    assert f"140 masks with {size} guesses each are more than 10000 guesses" in found["error"]
+    few = {"top_k": 1000, "targets": ["cat", "dog"]}
+    assert pretrained("/", {"inputs": ["[MASK] " * 70] * 2, "parameters": few})[0] == 200
+
+
 def test_tokens_and_their_places(pretrained: Asked) -> None:
     (tokens,) = pretrained("/tokenize", {"inputs": "the cat"})[1]
     assert [token["text"] for token in tokens] == ["[CLS]", "the", "cat", "[SEP]"]
