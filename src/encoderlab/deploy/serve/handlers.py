@@ -302,8 +302,8 @@ class Handlers:
         if count * each > GUESSES:
             raise Problem(
                 422,
-                f"{count} masks with {each} guesses each are more than {GUESSES} guesses; send fewer masks or a smaller "
-                "top_k",
+                f"{count} masks with {each} guesses each are more than {GUESSES} guesses; send fewer masks, or a "
+                "smaller top_k",
                 param="parameters",
             )
         works = Works("masks", [(text, top, targets) for text in texts], [len(one) + 2 for one in encodings])

@@ -18,6 +18,7 @@ from encoderlab.deploy.serve.why import Explanations
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import read_json
 from encoderlab.inference import Pooling, Precision, limit, placed, reading_apart, tokenizer_of
+from encoderlab.interchange import checksums
 from encoderlab.interchange.heads import NUMBER
 from encoderlab.interchange.hub import PICKLES
 from encoderlab.interchange.load import load
@@ -263,6 +264,7 @@ def pooling_of(folder: Path) -> tuple[Pooling, bool]:
         raise ConfigError(f"{path}: module {sorted(strange)[0]} is not implemented; export the model without it")
     if place is None:
         return "mean", "Normalize" in kinds
+    checksums.verify_file(folder, f"{place}/config.json")
     data = read_json(folder / str(place) / "config.json", "restore it, or export the model again")
     modes = {
         name.removeprefix("pooling_mode_")
