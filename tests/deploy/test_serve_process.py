@@ -75,6 +75,13 @@ def test_what_nobody_waits_for_is_not_computed() -> None:
         assert not asked.server.engine._jobs and asked.server.engine.waiting == 0
 
 
+def test_the_deadline_passes_while_a_batch_is_computed() -> None:
+    with serving(tiny("bert-tiny").eval(), slow=3.0, limits=Limits(deadline=0.3)) as asked:
+        status, told, _ = asked("/embed", {"inputs": "a"})
+        assert status == 504 and "not answered within 0.3 seconds" in told["error"]
+        assert asked.server.engine._jobs  # it is still being computed
+
+
 def test_a_fault_of_the_model_is_an_error_and_the_server_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(tiny("bert-tiny").eval()) as asked:
         whole = asked.server.engine.compute
@@ -207,12 +214,60 @@ def test_the_command_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str])
             assert message in " ".join(capsys.readouterr().err.split())
 
 
+def test_workers_do_not_share_the_port_of_other_workers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders.save(tiny("bert-tiny"), tmp_path / "model")
+    with Address(port=0, shared=True).listen() as keeper:  # as the other workers' supervisor holds it
+        port = str(keeper.getsockname()[1])
+        assert main(["serve", str(tmp_path / "model"), "--workers", "2", "--port", port]) == 2
+    assert f"cannot listen on 127.0.0.1 port {port}" in " ".join(capsys.readouterr().err.split())
+
+
+def await_the_signal(*, shared: bool, place: str, port: int) -> None:
+    """In the place of a server: note its process, and that it was told to end."""
+    told = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: told.set())
+    Path(place, "began").write_text(str(os.getpid()))
+    while not told.wait(0.05):
+        pass
+    Path(place, "ended").touch()
+
+
+def test_workers_end_when_their_supervisor_was_killed(tmp_path: Path) -> None:
+    script = (
+        "from encoderlab.deploy.serve.workers import supervise\n"
+        "from tests.deploy.test_serve_process import await_the_signal\n"
+        "if __name__ == '__main__':\n"
+        f"    told = {{'place': {str(tmp_path)!r}}}\n"
+        "    supervise(await_the_signal, told, 1, host='127.0.0.1', port=0, say=print)"
+    )
+    (tmp_path / "script.py").write_text(script)
+    path = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
+    run = [sys.executable, str(tmp_path / "script.py")]
+    with subprocess.Popen(run, stdout=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": path}) as parent:
+        wait_for(tmp_path / "began")
+        parent.kill()
+    wait_for(tmp_path / "ended")
+
+
+def wait_for(path: Path) -> None:
+    end = time.monotonic() + 240
+    while not path.exists():
+        assert time.monotonic() < end, path
+        time.sleep(0.05)
+
+
 @contextlib.contextmanager
-def command(folder: Path, *before: str, **environment: str) -> Iterator[tuple[subprocess.Popen[bytes], Asked]]:
-    """``encoderlab serve`` in a process of its own, when it is ready; ``before`` are words before the command."""
+def command(
+    folder: Path, *before: str, flags: tuple[str, ...] = (), first: str = "", **environment: str
+) -> Iterator[tuple[subprocess.Popen[bytes], Asked]]:
+    """``encoderlab serve`` in a process of its own, when it is ready.
+
+    ``before`` are words before the command, ``flags`` those after it, ``first`` is Python to run before it.
+    """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    words = [*before, sys.executable, "-m", "encoderlab", "serve", str(folder), "--port", str(port)]
+    script = f"{first}\nif __name__ == '__main__':\n    from encoderlab.cli import main\n    raise SystemExit(main())"
+    words = [*before, sys.executable, "-c", script, "serve", str(folder), "--port", str(port), *flags]
     told = os.environ | {"OMP_NUM_THREADS": "1"} | environment
     with subprocess.Popen(words, stderr=subprocess.PIPE, env=told) as server:
         asked = Asked(None, port)  # type: ignore[arg-type]
@@ -266,3 +321,38 @@ def test_a_signal_loses_no_accepted_request(tmp_path: Path) -> None:
             thread.join()
         assert server.wait(60) == 0
         assert accepted == [200] * 8
+
+
+SLOW = """
+import time
+from encoderlab.deploy.serve.engine import ComputeThread
+do = ComputeThread._do
+ComputeThread._do = lambda self, batch: (time.sleep(3600), do(self, batch))
+"""
+
+
+def test_requests_that_drain_does_not_wait_for_get_an_error_of_their_protocol(tmp_path: Path) -> None:
+    folders.save(tiny("bert-tiny"), tmp_path / "model")
+    with command(tmp_path / "model", flags=("--drain", "1"), first=SLOW) as (server, asked):
+        found: list[tuple[int, Any]] = []
+        paths = ("/embed", "/v1/embeddings", "/embed")
+        bodies = ({"inputs": "a"}, {"input": "a"}, {"inputs": ["the cat"] * 1000})
+        threads = [
+            threading.Thread(target=lambda path=path, body=body: found.append(asked(path, body)[:2]))
+            for path, body in zip(paths, bodies, strict=True)
+        ]
+        for thread in threads:
+            thread.start()
+        for _ in range(600):
+            if 'te_request_count{method="embed"} 2.0' in asked("/metrics")[1]:
+                break
+            time.sleep(0.01)
+        time.sleep(0.5)  # the longest of them is tokenized
+        server.send_signal(signal.SIGTERM)
+        for thread in threads:
+            thread.join()
+        assert server.wait(60) == 0
+        assert [status for status, _ in found] == [503] * 3
+        said = {told["error"] if isinstance(told["error"], str) else told["error"]["message"] for _, told in found}
+        assert said == {"the server ends, and could not answer in time; send the request again"}
+        assert server.stderr is not None and b"Traceback" not in server.stderr.read()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable
@@ -125,6 +126,10 @@ class Server:
                 problem = _overloaded(refused) if isinstance(refused, Overloaded) else refused
                 self.metrics.failure.add(problem.kind.lower())
                 return error(problem, protocol)
+            except asyncio.CancelledError:  # --drain ran out, and nobody else cancels
+                self.metrics.failure.add("unhealthy")
+                ending = "the server ends, and could not answer in time; send the request again"
+                return error(Problem(503, ending, "Unhealthy", connection="close"), protocol)
             except Exception as failure:
                 log.exception("a request to %s failed", path)
                 self.metrics.failure.add("backend")
