@@ -124,6 +124,9 @@ def test_long_headers_are_refused_and_long_bodies_are_not() -> None:
         head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         endless = asked.raw(b"GET /info HTTP/1.1\r\nHost: localhost\r\nX: ", *[b"a" * 30_000] * 10)
         assert endless.startswith(b"HTTP/1.1 431")
+        almost, more = (b"GET /live HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * size for size in (65_000, 65_600))
+        assert asked.raw(almost + b"\r\n\r\n").startswith(b"HTTP/1.1 200")
+        assert asked.raw(more + b"\r\n\r\n").startswith(b"HTTP/1.1 431")
         body = json.dumps({"inputs": ["the cat sat " * 800] * 10}).encode()
         whole = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
         assert asked.raw(whole).startswith(b"HTTP/1.1 200") and len(body) > 90_000

@@ -446,7 +446,7 @@ def serve(
     overload
         Also send three times as many requests as our server can answer.
     """
-    _check_counts(requests=requests, turns=turns, threads=threads)
+    _check_counts(requests=requests, turns=turns, threads=threads, clients=min(clients or [1]))
     measure = partial(
         _serve,
         against=tuple(against or ()),

@@ -46,7 +46,9 @@ class Call:
         for text in texts:
             if len(text) > self.limits.characters:
                 raise Problem(
-                    413, f"a text has {len(text)} characters, at most {self.limits.characters} are read; shorten it"
+                    413,
+                    f"a text has {len(text)} {'characters' if isinstance(text, str) else 'token ids'}, at most "
+                    f"{self.limits.characters} are read; shorten it",
                 )
             self.characters += len(text) if isinstance(text, str) else 0
 

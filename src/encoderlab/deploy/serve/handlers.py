@@ -54,17 +54,15 @@ class Handlers:
             "texts": ((shapes.Classify,), self.classify),
             "words": ((shapes.Tag,), self.tag),
             "passages": ((shapes.AnswerQuestion,), self.answer_question),
-            "options": ((shapes.AnyBody,), self.choose),
+            "options": ((shapes.Classify,), self.classify),  # which names the path that takes its task
             None: ((shapes.Embed, shapes.Similarity, *masks), self.pretrained),
         }
         return paths[self.service.columns]
 
     # Vectors
 
-    async def _vectors(
-        self, body: Any, texts: Sequence[Any], call: Call, *, kind: Any = "vectors", field: str = "inputs"
-    ) -> list[np.ndarray]:
-        call.check(texts, field)
+    async def _vectors(self, body: Any, texts: Sequence[Any], call: Call, *, kind: Any = "vectors") -> list[np.ndarray]:
+        """The vectors, or states, of texts that were checked."""
         if not self.service.gives_vectors:
             what = f"has a head for {self.service.form}" if self.service.form else "was exported to fill masks"
             raise Problem(424, f"the model {what} and gives no vectors", "Backend")
@@ -90,26 +88,31 @@ class Handlers:
         return np.ascontiguousarray(whole, np.float32)
 
     async def embed(self, body: shapes.Embed, call: Call) -> Any:
-        vectors = await self._vectors(body, _several(body.inputs), call)
+        texts = _several(body.inputs)
+        call.check(texts)
+        vectors = await self._vectors(body, texts, call)
         return self._finished(
             vectors, body.dimensions, self.service.normalize if body.normalize is None else body.normalize
         )
 
     async def embed_all(self, body: shapes.EmbedAll, call: Call) -> Any:
-        return await self._vectors(body, _several(body.inputs), call, kind="tokens")
+        texts = _several(body.inputs)
+        call.check(texts)
+        return await self._vectors(body, texts, call, kind="tokens")
 
     async def similarity(self, body: shapes.Similarity, call: Call) -> Any:
-        texts = [body.inputs.source_sentence, *body.inputs.sentences]
+        source, sentences = body.inputs.source_sentence, body.inputs.sentences
+        call.check([source])
+        call.check(sentences)
+        texts = [source, *sentences]
         vectors = self._finished(await self._vectors(body.parameters, texts, call), None, True)
         return vectors[1:] @ vectors[0]
 
     async def openai(self, body: shapes.OpenAIEmbeddings, call: Call) -> Any:
         self._check_model(body.model)
-        vectors = self._finished(
-            await self._vectors(body, _several(body.input), call, field="input"),
-            body.dimensions,
-            self.service.normalize,
-        )
+        texts = _several(body.input)
+        call.check(texts, "input")
+        vectors = self._finished(await self._vectors(body, texts, call), body.dimensions, self.service.normalize)
         plain, used = body.encoding_format == "float", call.tokens
         return {
             "object": "list",
@@ -155,7 +158,10 @@ class Handlers:
             raise Problem(422, "a head of fine-tuning reads the beginning of a text; leave truncation_direction out")
         if getattr(body, "truncate", None) is False:
             await call.prepared(lambda: self.service.check_lengths(pairs))
-        examples = [Text(id="", text=pair[0], pair=pair[1] if len(pair) > 1 else None) for pair in pairs]
+        examples = [
+            Text(id=f"inputs[{number}]", text=pair[0], pair=pair[1] if len(pair) > 1 else None)
+            for number, pair in enumerate(pairs)
+        ]
         works, _ = await call.prepared(lambda: self.service.items(examples))
         classes = []
         for scores in await call.computed(works):
@@ -186,11 +192,6 @@ class Handlers:
         pairs = [[text] for text in _several(body.inputs)]
         classes = await self._classes(pairs, None, call, parameters.function_to_apply)
         return [ranked[: parameters.top_k] for ranked in classes]
-
-    async def choose(self, body: shapes.AnyBody, call: Call) -> Any:
-        raise Problem(
-            424, "the model chooses between options; POST /rerank takes a question and its options", "Backend"
-        )
 
     async def _ranked(
         self, query: str, texts: Sequence[str], call: Call, *, body: Any = None, raw: bool = False
@@ -255,7 +256,8 @@ class Handlers:
         predictions = await self._decoded(examples, call)
         tags = iter(zip(predictions.values, predictions.details, strict=True))
         parameters = body.parameters or shapes.TagParameters()
-        plain, ignored = parameters.aggregation_strategy == "none", parameters.ignore_labels or ["O"]
+        plain, ignored = parameters.aggregation_strategy == "none", parameters.ignore_labels
+        ignored = ["O"] if ignored is None else ignored
         answers = []
         for text, words in zip(texts, words_by_text, strict=True):
             values, detail = next(tags) if words else ((), {"scores": []})
