@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import socket
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ for package in ("starlette", "uvicorn", "httptools", "orjson", "prometheus_clien
 from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
 
 from encoderlab.deploy.serve.http import Guard  # noqa: E402
-from encoderlab.deploy.serve.texts import words_of  # noqa: E402
 from encoderlab.inference import encode, fill_mask  # noqa: E402
+from encoderlab.interchange import huggingface  # noqa: E402
 from encoderlab.nn.heads import Classification, Span, Tagging  # noqa: E402
+from encoderlab.tasks.forms.plain_words import words_of  # noqa: E402
 from tests.deploy.served import KEY, TEXTS, Asked, serving, unit, with_head  # noqa: E402
 from tests.tasks.tiny import model as tiny  # noqa: E402
 
@@ -331,6 +333,29 @@ def test_entities_stand_where_they_are_in_the_text() -> None:
         for wrong in ({"aggregation_strategy": "max"}, {"stride": 2}):
             assert asked("/", {"inputs": text, "parameters": wrong})[0] == 422
     assert [word for word, _, _ in words_of(text)] == ["the", "red", "cat", "sat", "我", "是", "."]
+
+
+@pytest.mark.parametrize(
+    "text", ["sue runs in oslo, rome.", 'bob ("ann") eats in paris!', "我在oslo工作2019年，sue。", "sue 's cat ; dog"]
+)
+def test_entities_are_those_of_the_pipeline(text: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    predictor = with_head(Tagging(labels=3), ("O", "B-CITY", "I-CITY"))
+    huggingface.save(predictor.model, tmp_path / "model")
+    pipeline = transformers.pipeline("token-classification", model=str(tmp_path / "model"))
+    wanted = pipeline(text, aggregation_strategy="first", ignore_labels=[])
+    with serving(predictor.model, predictor) as asked:
+        parameters = {"aggregation_strategy": "first", "ignore_labels": []}
+        found = asked("/", {"inputs": text, "parameters": parameters})[1]
+        assert [(x["entity_group"], x["start"], x["end"]) for x in found] == [
+            (x["entity_group"], x["start"], x["end"]) for x in wanted
+        ]
+        assert [x["score"] for x in found] == pytest.approx([x["score"] for x in wanted], abs=1e-5)
+        first = {x["start"]: x for x in pipeline(text, aggregation_strategy="none", ignore_labels=[])}
+        plain = asked("/", {"inputs": text, "parameters": parameters | {"aggregation_strategy": "none"}})[1]
+        for x in plain:  # the first piece of each word
+            assert x["entity"] == first[x["start"]]["entity"]
+            assert x["score"] == pytest.approx(first[x["start"]]["score"], abs=1e-5)
 
 
 @pytest.mark.parametrize("variant", ["independent", "conditional"])

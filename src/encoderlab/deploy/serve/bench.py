@@ -254,8 +254,8 @@ def measured(server: Started, texts: Sequence[str], clients: int) -> Load:
     load.cpu = cpu(server.pid) - before
     if not load.latencies:
         raise EncoderlabError(
-            f"the server refused all of {len(texts)} requests to {server.path}, so there is nothing to measure; send it "
-            "one to see why"
+            f"the server refused all of {len(texts)} requests to {server.path}, so there is nothing to measure; send "
+            "it one to see why"
         )
     return load
 

@@ -13,11 +13,11 @@ from encoderlab.deploy.serve import shapes
 from encoderlab.deploy.serve.calls import Call
 from encoderlab.deploy.serve.http import Problem
 from encoderlab.deploy.serve.service import Service, Works, probabilities
-from encoderlab.deploy.serve.texts import words_of
 from encoderlab.deploy.serve.why import ExplanationRequest, rounded
 from encoderlab.interchange.heads import NUMBER
 from encoderlab.tasks.data.examples import Choice, Question, TaggedWords, Text
 from encoderlab.tasks.forms.base import Predictions
+from encoderlab.tasks.forms.plain_words import words_of
 
 Handler = Callable[[Any, Call], Awaitable[Any]]
 RIGHT = ("Right", "right")  # where texts are cut by default
