@@ -194,10 +194,37 @@ def test_how_a_folder_says_that_vectors_are_made(tmp_path: Path) -> None:
         ("1_Pooling/config.json", "{"),
         ("modules.json", '[{"type": "Pooling"}]'),
         ("modules.json", "{"),
+        ("modules.json", "{}"),
+        ("modules.json", "[]"),
     ):
         (tmp_path / name).write_text(text)
         with pytest.raises(DataError, match=f"{name}: is damaged"):
             pooling_of(tmp_path)
+
+
+def test_a_folder_of_sentence_transformers_says_how_long_texts_are(tmp_path: Path) -> None:
+    model = tiny("bert-tiny").eval()
+    folders.save(model, tmp_path)
+    assert Service.of(tmp_path).longest == 512
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 6}')
+    service = Service.of(tmp_path)
+    with serving(service) as asked:
+        assert asked("/info")[1]["max_input_length"] == 6
+        assert [len(rows) for rows in asked("/embed_all", {"inputs": ["a " * 20, "a"]})[1]] == [6, 3]
+        status, found, _ = asked("/embed", {"inputs": "a " * 20, "truncate": False})
+        assert status == 422 and "at most 4 tokens" in found["error"]
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 9999}')
+    assert Service.of(tmp_path).longest == 512
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": "6"}')
+    with pytest.raises(DataError, match="max_seq_length '6', expected a number of tokens from 2"):
+        Service.of(tmp_path)
+    (tmp_path / "sentence_bert_config.json").unlink()
+    prompts = {"prompts": {"query": "query: "}, "default_prompt_name": None}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    assert Service.of(tmp_path).longest == 512
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts | {"default_prompt_name": "query"}))
+    with pytest.raises(ConfigError, match="default_prompt_name is 'query', and this server puts no prompt before"):
+        Service.of(tmp_path)
 
 
 def test_the_command_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
