@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.torch
+import tokenizers
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import decoders, models
 
 from encoderlab import inference
+from encoderlab.corpus import special_tokens
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.interchange.load import load
@@ -145,6 +149,42 @@ def test_filled_texts_are_readable(tokenizer: Tokenizer) -> None:
     chinese = Tokenizer.train("wordpiece", ["北京是中国的首都。"] * 9, 14)
     (guesses,) = build("bert-tiny", tokenizer=chinese, **TINY).fill_mask("北京是[MASK]国的首都。", top=14)
     assert next(guess.sequence for guess in guesses if guess.token_str == "中") == "北京是中国的首都。"
+
+
+MIXED = ["The river isn't far, naïve café – 😀😀 ok.", "北京是中国的首都。我在Oslo工作 2019年。", "日本語 ＡＢＣ"]
+
+
+def byte_fallback() -> Tokenizer:
+    """A tokenizer that spells unknown characters as bytes, which are decoded run by run, as Gemma's is."""
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"▁abc北", "▁the", *(f"<0x{i:02X}>" for i in range(256))]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    backend = tokenizers.Tokenizer(models.BPE(vocabulary, [], unk_token="[UNK]", byte_fallback=True))
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return Tokenizer(backend, special_tokens.FAMILIES["bert"].special_tokens)
+
+
+@functools.cache
+def mixed_tokenizer(kind: Any) -> Tokenizer:
+    sizes = {"wordpiece": 90, "bpe": 290, "unigram": 52}
+    return byte_fallback() if kind == "bytes" else Tokenizer.train(kind, MIXED * 9, sizes[kind])
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram", "bytes"])
+@given(data=st.data())
+def test_a_filled_text_is_the_text_decoded_as_a_whole(kind: str, data: st.DataObject) -> None:
+    """Masks anywhere among any tokens, halves of characters included."""
+    text = mixed_tokenizer(kind)
+    token = st.integers(0, text.vocab_size - 1)
+    whole = text.encode("😀 " * 9).ids.tolist()
+    ids = data.draw(st.lists(token, min_size=1, max_size=40) | st.just(whole))
+    place = data.draw(st.integers(0, len(ids) - 1))
+    ids[place] = text.special.mask
+    filled = inference._filler(text, np.array(ids), place)
+    for guess in data.draw(st.lists(token, min_size=1, max_size=20)):
+        wanted = text.decode([*ids[:place], guess, *ids[place + 1 :]], skip_special=False)
+        assert filled(guess) == inference._CHINESE_GAP.sub("", wanted).strip()
 
 
 def test_every_mask_has_candidates_of_its_own(tokenizer: Tokenizer) -> None:

@@ -6,6 +6,7 @@ Texts of similar length share a batch, so little padding is computed.
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -286,18 +287,55 @@ def fill_mask(
         scores, order = known[:, allowed].topk(min(top, len(allowed)))
         tokens = allowed[order]
 
-    def guess(place: int, token: int, score: float) -> Guess:
-        filled = ids.copy()
-        filled[place] = token
-        word = tokenizer.decode([token], skip_special=False).strip()
-        # WordPiece leaves spaces between Chinese characters.
-        sequence = _CHINESE_GAP.sub("", tokenizer.decode(filled[own], skip_special=False)).strip()
-        return Guess(score, token, word or tokenizer.token(token), sequence)
+    def guesses(place: int, tokens: list[int], scores: list[float]) -> list[Guess]:
+        filled = _filler(tokenizer, ids[own], place - own.start)
+        words = [tokenizer.decode([token], skip_special=False).strip() for token in tokens]
+        return [
+            Guess(score, token, word or tokenizer.token(token), filled(token))
+            for token, score, word in zip(tokens, scores, words, strict=True)
+        ]
 
     return [
-        [guess(int(place), token, score) for token, score in zip(of_place, their_scores, strict=True)]
+        guesses(int(place), of_place, their_scores)
         for place, of_place, their_scores in zip(places, tokens.tolist(), scores.tolist(), strict=True)
     ]
+
+
+NEAR = 8  # tokens on each side of a mask whose text may depend on the token in its place: the bytes of one character
+
+
+def _filler(tokenizer: Tokenizer, ids: np.ndarray, place: int) -> Callable[[int], str]:
+    """The text of ``ids`` as a function of the token at ``place``, equal to the text that is decoded as a whole.
+
+    Only the tokens near the place are decoded for each; the text before and after them is decoded once.
+    """
+
+    def decoded(part: np.ndarray) -> str:
+        return tokenizer.decode(part, skip_special=False)
+
+    def is_byte(index: int) -> bool:  # those of byte fallback are decoded run by run
+        return tokenizer.token(int(ids[index])).startswith("<0x")
+
+    left, right = max(0, place - NEAR), min(len(ids), place + 1 + NEAR)
+    while left > 0 and is_byte(left):
+        left -= 1
+    while right < len(ids) and is_byte(right - 1):
+        right += 1
+    # The near tokens read alone differ from the same tokens inside the text only at their two ends.
+    before, near_before = decoded(ids[: place + 1]), decoded(ids[left : place + 1])
+    after, near_after = decoded(ids).removeprefix(before), decoded(ids[left:right]).removeprefix(near_before)
+    same_before = len(os.path.commonprefix([before[::-1], near_before[::-1]]))
+    same_after = len(os.path.commonprefix([after, near_after]))
+    head, tail = before[: len(before) - same_before], after[same_after:]
+    extra_left, extra_right = len(near_before) - same_before, len(near_after) - same_after
+
+    def filled(token: int) -> str:
+        near = decoded(np.concatenate([ids[left:place], [token], ids[place + 1 : right]]))
+        whole = head + near[extra_left : len(near) - extra_right] + tail
+        # WordPiece leaves spaces between Chinese characters.
+        return _CHINESE_GAP.sub("", whole).strip()
+
+    return filled
 
 
 def single_token(tokenizer: Tokenizer, target: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 for package in ("starlette", "uvicorn", "httptools", "orjson", "prometheus_client"):
     pytest.importorskip(package)
 
+from encoderlab.cli import main  # noqa: E402
 from encoderlab.deploy.serve import bench, queue  # noqa: E402
 from encoderlab.deploy.serve.queue import Entry, Queue  # noqa: E402
 from encoderlab.errors import EncoderlabError  # noqa: E402
@@ -44,6 +46,15 @@ def test_more_than_a_server_can_do_is_refused() -> None:
         load = asyncio.run(bench.opened(bench.Started(asked.port, 0), bench.texts(WORDS, 60), 400))
         assert len(load.latencies) + len(load.refusals) == 60 and load.failed == 0
         assert load.refusals and max(load.refusals) < max(load.latencies)
+
+
+def test_a_server_that_refuses_everything_has_no_speed(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(tiny("bert-tiny").eval()) as asked:
+        server = bench.Started(asked.port, os.getpid(), path="/predict")
+        with pytest.raises(EncoderlabError, match="refused all of 6 requests to /predict"):
+            bench.measured(server, bench.texts(WORDS, 6), 2)
+    assert main(["bench", "serve", "small-en", "--clients", "8", "--clients", "0"]) == 2
+    assert "clients 0 is below 1; give at least 1" in capsys.readouterr().err
 
 
 def test_a_contender_that_does_not_start_says_why() -> None:

@@ -114,6 +114,13 @@ def test_exported_folders_are_served(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["export", str(tmp_path / "model"), str(tmp_path / "out"), "--length", "12"]) == 0
     with pytest.raises(ConfigError, match="has no graph in int8"):
         GraphService.open(tmp_path / "out", "int8")
+    for name in ("onnx/model.onnx", "1_Pooling/config.json"):
+        path = tmp_path / "out" / name
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        with pytest.raises(DataError, match=f"{name}: does not match its checksum"):
+            GraphService.open(tmp_path / "out", "onnx")
+        path.write_bytes(whole)
     record = tmp_path / "out" / "export.json"
     (tmp_path / "out" / "SHA256SUMS").unlink()  # which names a change of any file
     states = record.read_text()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import socket
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ for package in ("starlette", "uvicorn", "httptools", "orjson", "prometheus_clien
 from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
 
 from encoderlab.deploy.serve.http import Guard  # noqa: E402
-from encoderlab.deploy.serve.texts import words_of  # noqa: E402
 from encoderlab.inference import encode, fill_mask  # noqa: E402
+from encoderlab.interchange import huggingface  # noqa: E402
 from encoderlab.nn.heads import Classification, Span, Tagging  # noqa: E402
+from encoderlab.tasks.forms.plain_words import words_of  # noqa: E402
 from tests.deploy.served import KEY, TEXTS, Asked, serving, unit, with_head  # noqa: E402
 from tests.tasks.tiny import model as tiny  # noqa: E402
 
@@ -55,6 +57,18 @@ def test_masks_are_filled_as_by_fill_mask(pretrained: Asked) -> None:
     wanted = fill_mask(model, "the [MASK] sat", top=3)[0]
     assert status == 200 and [one["token_str"] for one in found] == [guess.token_str for guess in wanted]
     assert np.allclose([one["score"] for one in found], [guess.score for guess in wanted], atol=1e-6)
+
+
+def test_a_request_gets_so_many_guesses_and_no_more(pretrained: Asked) -> None:
+    size = pretrained.server.service.tokenizer.vocab_size
+    body = {"inputs": ["[MASK] [MASK]"] * 40, "parameters": {"top_k": 1000}}
+    status, found, _ = pretrained("/", body)
+    assert status == 200 and len(found[0][0]) == size  # no more than there are tokens
+    status, found, _ = pretrained("/", body | {"inputs": ["[MASK] " * 70] * 2})
+    assert status == 422 and found.keys() == {"error"}
+    assert f"140 masks with {size} guesses each are more than 10000 guesses" in found["error"]
+    few = {"top_k": 1000, "targets": ["cat", "dog"]}
+    assert pretrained("/", {"inputs": ["[MASK] " * 70] * 2, "parameters": few})[0] == 200
 
 
 def test_tokens_and_their_places(pretrained: Asked) -> None:
@@ -101,7 +115,12 @@ def test_about_the_server(pretrained: Asked) -> None:
         ("/embed", {"inputs": "a" * 501}, 413, "501 characters, at most 500"),
         ("/embed", {"inputs": "a" * 30_000}, 413, "bytes"),
         ("/embed", {"inputs": [1, 2]}, 422, "token ids are refused"),
-        ("/embed", {"inputs": "a", "prompt_name": "query"}, 422, "prompt_name"),
+        ("/embed", {"inputs": "a", "prompt_name": "query"}, 422, "because this server has no prompts"),
+        ("/embed", "null", 422, "the body is not a JSON object; send its fields as"),
+        ("/v1/rerank", "[]", 422, "the body is not a JSON object; send its fields as"),
+        ("/embed/", {"inputs": "a"}, 404, "no such path"),
+        ("/decode", {"ids": [1] * 501}, 413, "501 token ids, at most 500"),
+        ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["a"] * 41}}, 422, "batch size 41 > maximum"),
         ("/predict", {"inputs": "a"}, 424, "no head for classes"),
         ("/rerank", {"query": "a", "texts": ["b"]}, 424, "not a re-ranker"),
         ("/similarity", {"inputs": {"source_sentence": "a", "sentences": []}}, 422, "sentences"),
@@ -162,6 +181,41 @@ def test_foreign_and_malformed_hosts_are_refused(pretrained: Asked, hosts: bytes
     assert found.startswith((b"HTTP/1.1 421", b"HTTP/1.1 400")) and b"model_id" not in found
 
 
+@pytest.mark.parametrize(
+    ("host", "hosts", "known"),
+    [
+        ("localhost", (), True), ("LOCALHOST:80", (), True), ("localhost.", (), True), ("localhost:", (), True),
+        ("[::1]:80", (), True), ("[::1]", (), True), ("::1", (), False), ("localhost:\xb2", (), False),
+        ("[localhost]", (), False), ("localhost..", (), False), ("user@localhost", (), False),
+        ("my_service.local", ("*",), True), ("[fe80::1]", ("*",), True), ("a b", ("*",), False), ("", ("*",), False),
+        ("models.example", ("Models.Example",), True), ("models.example.evil", ("models.example",), False),
+    ],
+)  # fmt: skip
+def test_names_of_the_server(host: str, hosts: tuple[str, ...], known: bool) -> None:
+    guard = Guard(hosts=(*Guard().hosts, *hosts))
+    scope = {"path": "/info", "method": "GET", "headers": [(b"host", host.encode("latin-1"))]}
+    assert (guard.check(scope) is None) == known
+
+
+def test_probes_are_answered_under_any_name(pretrained: Asked) -> None:
+    """Load balancers ask for an address of the machine, which the server does not know."""
+    for path in ("/health", "/live", "/ping"):
+        for method in ("GET", "HEAD"):
+            assert pretrained(path, method=method, Host="10.0.0.7:80")[0] == 200
+    assert pretrained("/metrics", Host="10.0.0.7:80")[0] == pretrained("/embed", {}, Host="10.0.0.7:80")[0] == 421
+
+
+def test_another_method_is_named(pretrained: Asked) -> None:
+    for path, allowed in (("/embed", "POST"), ("/health", "GET, HEAD"), ("/", "GET, HEAD, POST")):
+        status, _, headers = pretrained(path, method="PUT")
+        assert (status, headers["allow"]) == (405, allowed)
+
+
+def test_as_many_sentences_as_texts_are_compared(pretrained: Asked) -> None:
+    body = {"inputs": {"source_sentence": "a", "sentences": ["a"] * 40}}
+    assert len(pretrained("/similarity", body)[1]) == 40
+
+
 def test_no_page_of_another_origin_reads_answers(pretrained: Asked) -> None:
     headers = pretrained("/embed", {"inputs": "a"}, Origin="https://evil.example")[2]
     assert not [name for name in headers if name.lower().startswith("access-control")]
@@ -204,6 +258,8 @@ def test_classes_and_pairs() -> None:
         nested = asked("/", {"inputs": "red", "parameters": {"top_k": 2}})[1]
         assert [x["label"] for x in nested[0]] == [x["label"] for x in one[:2]]
         assert asked("/predict", {"inputs": "a " * 600, "truncate": False})[0] == 422
+        status, found, _ = asked("/predict", {"inputs": [["a"], ["b", "c"], ["d"]]})
+        assert status == 422 and "2 of 3 examples have no second text (the first: inputs[0])" in found["error"]
         assert asked("/embed", {"inputs": "a"})[0] == 424
         assert asked("/info")[1]["model_type"]["classifier"]["label2id"] == {"good": 0, "bad": 1, "so-so": 2}
 
@@ -256,8 +312,8 @@ def test_options_are_ranked() -> None:
         assert [x["index"] for x in told] == [x["index"] for x in found]
         assert "reranker" in asked("/info")[1]["model_type"]
         assert asked("/rerank", body | {"truncate": False})[0] == 422
-        for path, body in (("/", {"anything": 1}), ("/predict", {"inputs": "red"})):
-            status, found, _ = asked(path, body)
+        for path in ("/", "/predict"):
+            status, found, _ = asked(path, {"inputs": "red"})
             assert status == 424 and "POST /rerank takes" in found["error"]
 
 
@@ -270,9 +326,36 @@ def test_entities_stand_where_they_are_in_the_text() -> None:
             assert status == 200 and found
             assert all(text[x["start"] : x["end"]] == x["word"] for x in found)
         assert asked("/", {"inputs": [text, " "]})[1][1] == []
+        every = {"aggregation_strategy": "none", "ignore_labels": []}
+        assert [x["word"] for x in asked("/", {"inputs": text, "parameters": every})[1]] == [
+            word for word, _, _ in words_of(text)
+        ]
         for wrong in ({"aggregation_strategy": "max"}, {"stride": 2}):
             assert asked("/", {"inputs": text, "parameters": wrong})[0] == 422
     assert [word for word, _, _ in words_of(text)] == ["the", "red", "cat", "sat", "我", "是", "."]
+
+
+@pytest.mark.parametrize(
+    "text", ["sue runs in oslo, rome.", 'bob ("ann") eats in paris!', "我在oslo工作2019年，sue。", "sue 's cat ; dog"]
+)
+def test_entities_are_those_of_the_pipeline(text: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    predictor = with_head(Tagging(labels=3), ("O", "B-CITY", "I-CITY"))
+    huggingface.save(predictor.model, tmp_path / "model")
+    pipeline = transformers.pipeline("token-classification", model=str(tmp_path / "model"))
+    wanted = pipeline(text, aggregation_strategy="first", ignore_labels=[])
+    with serving(predictor.model, predictor) as asked:
+        parameters = {"aggregation_strategy": "first", "ignore_labels": []}
+        found = asked("/", {"inputs": text, "parameters": parameters})[1]
+        assert [(x["entity_group"], x["start"], x["end"]) for x in found] == [
+            (x["entity_group"], x["start"], x["end"]) for x in wanted
+        ]
+        assert [x["score"] for x in found] == pytest.approx([x["score"] for x in wanted], abs=1e-5)
+        first = {x["start"]: x for x in pipeline(text, aggregation_strategy="none", ignore_labels=[])}
+        plain = asked("/", {"inputs": text, "parameters": parameters | {"aggregation_strategy": "none"}})[1]
+        for x in plain:  # the first piece of each word
+            assert x["entity"] == first[x["start"]]["entity"]
+            assert x["score"] == pytest.approx(first[x["start"]]["score"], abs=1e-5)
 
 
 @pytest.mark.parametrize("variant", ["independent", "conditional"])

@@ -75,6 +75,13 @@ def test_what_nobody_waits_for_is_not_computed() -> None:
         assert not asked.server.engine._jobs and asked.server.engine.waiting == 0
 
 
+def test_the_deadline_passes_while_a_batch_is_computed() -> None:
+    with serving(tiny("bert-tiny").eval(), slow=3.0, limits=Limits(deadline=0.3)) as asked:
+        status, told, _ = asked("/embed", {"inputs": "a"})
+        assert status == 504 and "not answered within 0.3 seconds" in told["error"]
+        assert asked.server.engine._jobs  # it is still being computed
+
+
 def test_a_fault_of_the_model_is_an_error_and_the_server_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(tiny("bert-tiny").eval()) as asked:
         whole = asked.server.engine.compute
@@ -117,6 +124,9 @@ def test_long_headers_are_refused_and_long_bodies_are_not() -> None:
         head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         endless = asked.raw(b"GET /info HTTP/1.1\r\nHost: localhost\r\nX: ", *[b"a" * 30_000] * 10)
         assert endless.startswith(b"HTTP/1.1 431")
+        almost, more = (b"GET /live HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * size for size in (65_000, 65_600))
+        assert asked.raw(almost + b"\r\n\r\n").startswith(b"HTTP/1.1 200")
+        assert asked.raw(more + b"\r\n\r\n").startswith(b"HTTP/1.1 431")
         body = json.dumps({"inputs": ["the cat sat " * 800] * 10}).encode()
         whole = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
         assert asked.raw(whole).startswith(b"HTTP/1.1 200") and len(body) > 90_000
@@ -184,10 +194,37 @@ def test_how_a_folder_says_that_vectors_are_made(tmp_path: Path) -> None:
         ("1_Pooling/config.json", "{"),
         ("modules.json", '[{"type": "Pooling"}]'),
         ("modules.json", "{"),
+        ("modules.json", "{}"),
+        ("modules.json", "[]"),
     ):
         (tmp_path / name).write_text(text)
         with pytest.raises(DataError, match=f"{name}: is damaged"):
             pooling_of(tmp_path)
+
+
+def test_a_folder_of_sentence_transformers_says_how_long_texts_are(tmp_path: Path) -> None:
+    model = tiny("bert-tiny").eval()
+    folders.save(model, tmp_path)
+    assert Service.of(tmp_path).longest == 512
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 6}')
+    service = Service.of(tmp_path)
+    with serving(service) as asked:
+        assert asked("/info")[1]["max_input_length"] == 6
+        assert [len(rows) for rows in asked("/embed_all", {"inputs": ["a " * 20, "a"]})[1]] == [6, 3]
+        status, found, _ = asked("/embed", {"inputs": "a " * 20, "truncate": False})
+        assert status == 422 and "at most 4 tokens" in found["error"]
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 9999}')
+    assert Service.of(tmp_path).longest == 512
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": "6"}')
+    with pytest.raises(DataError, match="max_seq_length '6', expected a number of tokens from 2"):
+        Service.of(tmp_path)
+    (tmp_path / "sentence_bert_config.json").unlink()
+    prompts = {"prompts": {"query": "query: "}, "default_prompt_name": None}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    assert Service.of(tmp_path).longest == 512
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts | {"default_prompt_name": "query"}))
+    with pytest.raises(ConfigError, match="default_prompt_name is 'query', and this server puts no prompt before"):
+        Service.of(tmp_path)
 
 
 def test_the_command_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -207,12 +244,60 @@ def test_the_command_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str])
             assert message in " ".join(capsys.readouterr().err.split())
 
 
+def test_workers_do_not_share_the_port_of_other_workers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders.save(tiny("bert-tiny"), tmp_path / "model")
+    with Address(port=0, shared=True).listen() as keeper:  # as the other workers' supervisor holds it
+        port = str(keeper.getsockname()[1])
+        assert main(["serve", str(tmp_path / "model"), "--workers", "2", "--port", port]) == 2
+    assert f"cannot listen on 127.0.0.1 port {port}" in " ".join(capsys.readouterr().err.split())
+
+
+def await_the_signal(*, shared: bool, place: str, port: int) -> None:
+    """In the place of a server: note its process, and that it was told to end."""
+    told = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: told.set())
+    Path(place, "began").write_text(str(os.getpid()))
+    while not told.wait(0.05):
+        pass
+    Path(place, "ended").touch()
+
+
+def test_workers_end_when_their_supervisor_was_killed(tmp_path: Path) -> None:
+    script = (
+        "from encoderlab.deploy.serve.workers import supervise\n"
+        "from tests.deploy.test_serve_process import await_the_signal\n"
+        "if __name__ == '__main__':\n"
+        f"    told = {{'place': {str(tmp_path)!r}}}\n"
+        "    supervise(await_the_signal, told, 1, host='127.0.0.1', port=0, say=print)"
+    )
+    (tmp_path / "script.py").write_text(script)
+    path = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
+    run = [sys.executable, str(tmp_path / "script.py")]
+    with subprocess.Popen(run, stdout=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": path}) as parent:
+        wait_for(tmp_path / "began")
+        parent.kill()
+    wait_for(tmp_path / "ended")
+
+
+def wait_for(path: Path) -> None:
+    end = time.monotonic() + 240
+    while not path.exists():
+        assert time.monotonic() < end, path
+        time.sleep(0.05)
+
+
 @contextlib.contextmanager
-def command(folder: Path, *before: str, **environment: str) -> Iterator[tuple[subprocess.Popen[bytes], Asked]]:
-    """``encoderlab serve`` in a process of its own, when it is ready; ``before`` are words before the command."""
+def command(
+    folder: Path, *before: str, flags: tuple[str, ...] = (), first: str = "", **environment: str
+) -> Iterator[tuple[subprocess.Popen[bytes], Asked]]:
+    """``encoderlab serve`` in a process of its own, when it is ready.
+
+    ``before`` are words before the command, ``flags`` those after it, ``first`` is Python to run before it.
+    """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    words = [*before, sys.executable, "-m", "encoderlab", "serve", str(folder), "--port", str(port)]
+    script = f"{first}\nif __name__ == '__main__':\n    from encoderlab.cli import main\n    raise SystemExit(main())"
+    words = [*before, sys.executable, "-c", script, "serve", str(folder), "--port", str(port), *flags]
     told = os.environ | {"OMP_NUM_THREADS": "1"} | environment
     with subprocess.Popen(words, stderr=subprocess.PIPE, env=told) as server:
         asked = Asked(None, port)  # type: ignore[arg-type]
@@ -266,3 +351,38 @@ def test_a_signal_loses_no_accepted_request(tmp_path: Path) -> None:
             thread.join()
         assert server.wait(60) == 0
         assert accepted == [200] * 8
+
+
+SLOW = """
+import time
+from encoderlab.deploy.serve.engine import ComputeThread
+do = ComputeThread._do
+ComputeThread._do = lambda self, batch: (time.sleep(3600), do(self, batch))
+"""
+
+
+def test_requests_that_drain_does_not_wait_for_get_an_error_of_their_protocol(tmp_path: Path) -> None:
+    folders.save(tiny("bert-tiny"), tmp_path / "model")
+    with command(tmp_path / "model", flags=("--drain", "1"), first=SLOW) as (server, asked):
+        found: list[tuple[int, Any]] = []
+        paths = ("/embed", "/v1/embeddings", "/embed")
+        bodies = ({"inputs": "a"}, {"input": "a"}, {"inputs": ["the cat"] * 1000})
+        threads = [
+            threading.Thread(target=lambda path=path, body=body: found.append(asked(path, body)[:2]))
+            for path, body in zip(paths, bodies, strict=True)
+        ]
+        for thread in threads:
+            thread.start()
+        for _ in range(600):
+            if 'te_request_count{method="embed"} 2.0' in asked("/metrics")[1]:
+                break
+            time.sleep(0.01)
+        time.sleep(0.5)  # the longest of them is tokenized
+        server.send_signal(signal.SIGTERM)
+        for thread in threads:
+            thread.join()
+        assert server.wait(60) == 0
+        assert [status for status, _ in found] == [503] * 3
+        said = {told["error"] if isinstance(told["error"], str) else told["error"]["message"] for _, told in found}
+        assert said == {"the server ends, and could not answer in time; send the request again"}
+        assert server.stderr is not None and b"Traceback" not in server.stderr.read()

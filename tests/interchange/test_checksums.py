@@ -17,6 +17,7 @@ from encoderlab import load
 from encoderlab.cli import main
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import DataError
+from encoderlab.files import sha256
 from encoderlab.interchange import checksums, huggingface
 from encoderlab.models.base import resized
 from tests.interchange.tiny_models import CONFIGS, make
@@ -109,6 +110,49 @@ def test_the_card_may_be_edited(tmp_path: Path, whole: Path, caplog: pytest.LogC
     (tmp_path / "model/README.md").write_text("# My model\n")
     load(tmp_path / "model")
     assert "README.md: does not match" in caplog.text
+
+
+def test_the_card_may_be_deleted(tmp_path: Path, whole: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shutil.copytree(whole, tmp_path / "model")
+    (tmp_path / "model/README.md").unlink()
+    load(tmp_path / "model")
+    assert "README.md: is missing" in caplog.text
+
+
+def test_files_in_subfolders_are_compared_when_they_are_opened(tmp_path: Path, whole: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(whole, folder)
+    (folder / "onnx").mkdir()
+    (folder / "onnx/model.onnx").write_bytes(b"graph")
+    checksums.verify_file(folder, "onnx/model.onnx")  # a folder of an earlier version does not list it
+    checksums.write(folder)
+    assert "  onnx/model.onnx\n" in (folder / "SHA256SUMS").read_text()
+    checksums.verify_file(folder, "onnx/model.onnx")
+    (folder / "onnx/model.onnx").write_bytes(b"grapf")
+    load(folder)  # which does not open it
+    with pytest.raises(DataError, match=r"onnx/model.onnx: does not match its checksum in SHA256SUMS; restore it"):
+        checksums.verify_file(folder, "onnx/model.onnx")
+    (folder / "onnx/model.onnx").unlink()
+    with pytest.raises(DataError, match=r"onnx/model.onnx: is missing"):
+        checksums.verify_file(folder, "onnx/model.onnx")
+
+
+@pytest.mark.parametrize("form", ["{digest}  {name}", "{digest} *{name}", "{digest}  ./{name}", "{digest}  {name}\r"])
+def test_a_record_of_somebody_else_counts_for_the_files_that_are_there(form: str, tmp_path: Path, whole: Path) -> None:
+    """The plain output of sha256sum, without the number of files."""
+    folder = tmp_path / "model"
+    shutil.copytree(whole, folder)
+    names = sorted(HOLDS - {"SHA256SUMS"})
+    lines = [form.format(digest=sha256(folder / name), name=name) for name in names]
+    lines += [form.format(digest="0" * 64, name=name) for name in ("removed.bin", "other/config.json")]
+    (folder / "SHA256SUMS").write_text("\n".join(lines) + "\n", newline="")
+    load(folder)
+    record = (folder / "SHA256SUMS").read_bytes()
+    (folder / "task.json").write_text("{}")
+    checksums.add(folder, "task.json")
+    assert (folder / "SHA256SUMS").read_bytes() == record  # it stays somebody else's
+    (folder / "config.json").write_text((folder / "config.json").read_text() + " ")
+    refused(folder, "config.json: does not match its checksum")
 
 
 def test_a_file_that_comes_later_is_recorded(tmp_path: Path, whole: Path) -> None:

@@ -64,7 +64,8 @@ class ServeOptions:
     accept_ids
         Accept token ids of the model's vocabulary instead of texts.
     rate
-        Requests per second of each key, or of each address if there are no keys; more are refused.
+        Requests per second of each key, or of each address if there are no keys; more are refused. Each
+        of several workers counts its own.
     workers
         Processes that share the port, each with its share of the cores and its own model.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable
@@ -10,7 +11,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp
 
 from encoderlab import __version__
@@ -90,6 +91,7 @@ class Server:
             Route("/v1/models/{name:path}", self.models, methods=["GET"]),
         ]
         inner = Starlette(routes=routes, exception_handlers={404: _unknown, 405: _unknown})
+        inner.router.redirect_slashes = False  # a client that posts does not follow, and the name is the client's
         self.app: ASGIApp = Guarded(inner, guard or Guard(), protocol_of)
 
     def load(self) -> None:
@@ -125,6 +127,10 @@ class Server:
                 problem = _overloaded(refused) if isinstance(refused, Overloaded) else refused
                 self.metrics.failure.add(problem.kind.lower())
                 return error(problem, protocol)
+            except asyncio.CancelledError:  # --drain ran out, and nobody else cancels
+                self.metrics.failure.add("unhealthy")
+                ending = "the server ends, and could not answer in time; send the request again"
+                return error(Problem(503, ending, "Unhealthy", connection="close"), protocol)
             except Exception as failure:
                 log.exception("a request to %s failed", path)
                 self.metrics.failure.add("backend")
@@ -197,6 +203,9 @@ def _overloaded(refused: Overloaded) -> Problem:
 
 async def _unknown(request: Request, failure: Exception) -> Response:
     """The answer for an unknown path or method."""
-    status = getattr(failure, "status_code", 404)
-    what = "no such path here" if status == 404 else "this path takes another method"
-    return error(Problem(status, f"{what}; see /info and docs/deploying.md"), protocol_of(request.url.path))
+    see, protocol = "see /info and docs/deploying.md", protocol_of(request.url.path)
+    if getattr(failure, "status_code", 404) == 404:
+        return error(Problem(404, f"no such path here; {see}"), protocol)
+    known = [route for route in request.app.routes if route.matches(request.scope)[0] != Match.NONE]
+    methods = ", ".join(sorted({method for route in known for method in route.methods}))
+    return error(Problem(405, f"this path takes another method; {see}", allow=methods), protocol)

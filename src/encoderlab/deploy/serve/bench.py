@@ -244,10 +244,19 @@ def cpu(pid: int) -> float:
 
 
 def measured(server: Started, texts: Sequence[str], clients: int) -> Load:
-    """As :func:`closed`, with the server's processor time."""
+    """As :func:`closed`, with the server's processor time.
+
+    Raises:
+        EncoderlabError: it answered none of them.
+    """
     before = cpu(server.pid)
     load = asyncio.run(closed(server, texts, clients))
     load.cpu = cpu(server.pid) - before
+    if not load.latencies:
+        raise EncoderlabError(
+            f"the server refused all of {len(texts)} requests to {server.path}, so there is nothing to measure; send "
+            "it one to see why"
+        )
     return load
 
 

@@ -46,7 +46,9 @@ class Call:
         for text in texts:
             if len(text) > self.limits.characters:
                 raise Problem(
-                    413, f"a text has {len(text)} characters, at most {self.limits.characters} are read; shorten it"
+                    413,
+                    f"a text has {len(text)} {'characters' if isinstance(text, str) else 'token ids'}, at most "
+                    f"{self.limits.characters} are read; shorten it",
                 )
             self.characters += len(text) if isinstance(text, str) else 0
 
@@ -61,13 +63,17 @@ class Call:
             self.tokenizing += time.perf_counter() - began
 
     async def computed(self, works: Works) -> list[Any]:
-        """The results of works; the request is dropped if the client disconnects or the deadline passes."""
-        job = self.engine.submit(self.lane + works.kind, works.works, works.tokens, within=self.limits.deadline)
+        """The results of works; the request is dropped if the client disconnects or the deadline passes, even while its
+        batch is computed."""
+        left = max(0.0, self.limits.deadline - (time.perf_counter() - self.began))
+        job = self.engine.submit(self.lane + works.kind, works.works, works.tokens, within=left)
         self.job = job
         watch = asyncio.ensure_future(gone(self.request))
         try:
             waited: set[asyncio.Future[Any]] = {job.future, watch}
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(waited, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                raise Late
             if not job.future.done():
                 raise Problem(499, "the client has gone", "Validation")
             return job.future.result()

@@ -6,6 +6,7 @@ The thread uses all cores while it computes; several such threads would slow eac
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import math
@@ -20,6 +21,7 @@ from encoderlab.errors import is_out_of_memory
 
 log = logging.getLogger(__name__)
 
+LAST_BATCH = 2.0  # seconds
 Compute = Callable[[str, Sequence[Any]], list[Any]]
 """The results of the works of one kind."""
 
@@ -139,10 +141,11 @@ class ComputeThread:
         self._thread.start()
 
     def stop(self) -> None:
+        """End the thread after its current batch, which is waited for for a moment; nobody waits for what is queued."""
         with self._wake:
             self._stopped = True
             self._wake.notify()
-        self._thread.join(timeout=60)
+        self._thread.join(timeout=LAST_BATCH)
 
     @property
     def waiting(self) -> int:
@@ -206,7 +209,7 @@ class ComputeThread:
             with self._wake:
                 while not self.queue.entries and not self._stopped:
                     self._wake.wait()
-                if self._stopped and not self.queue.entries:
+                if self._stopped:
                     return
                 batch, late = self.queue.take(time.monotonic())
                 self._running = sum(entry.tokens for entry in batch)
@@ -241,7 +244,8 @@ class ComputeThread:
             job.drop()
         if job.left == 0:
             job.ended = time.monotonic()
-            job.loop.call_soon_threadsafe(_finish, job)
+            with contextlib.suppress(RuntimeError):  # the loop has ended, because --drain ran out
+                job.loop.call_soon_threadsafe(_finish, job)
 
 
 def _finish(job: PendingRequest) -> None:

@@ -17,6 +17,7 @@ from encoderlab.deploy.reading import TaskReader
 from encoderlab.deploy.serve.service import Service
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import read_json
+from encoderlab.interchange import checksums
 from encoderlab.model import Model
 from encoderlab.tasks.forms.batching import Item
 
@@ -45,6 +46,7 @@ class GraphService(Service):
             raise ConfigError(
                 f"{folder} has no graph in int8; export it with --int8 --check FILE, or use --engine onnx"
             )
+        checksums.verify_file(folder, GRAPHS[engine])
         service = cls.of(folder, name=name)
         service.model.cpu()
         service.device = torch.device("cpu")

@@ -13,14 +13,15 @@ from encoderlab.deploy.serve import shapes
 from encoderlab.deploy.serve.calls import Call
 from encoderlab.deploy.serve.http import Problem
 from encoderlab.deploy.serve.service import Service, Works
-from encoderlab.deploy.serve.texts import words_of
 from encoderlab.deploy.serve.why import ExplanationRequest, rounded
 from encoderlab.interchange.heads import NUMBER
 from encoderlab.tasks.data.examples import Choice, Question, TaggedWords, Text
 from encoderlab.tasks.forms.base import Predictions, softmax
+from encoderlab.tasks.forms.plain_words import words_of
 
 Handler = Callable[[Any, Call], Awaitable[Any]]
 RIGHT = ("Right", "right")  # where texts are cut by default
+GUESSES = 10_000  # of all masks of a request; of texts of 500 tokens they take 1.3 s, and 36 MB of JSON
 
 
 class Handlers:
@@ -53,17 +54,15 @@ class Handlers:
             "texts": ((shapes.Classify,), self.classify),
             "words": ((shapes.Tag,), self.tag),
             "passages": ((shapes.AnswerQuestion,), self.answer_question),
-            "options": ((shapes.AnyBody,), self.choose),
+            "options": ((shapes.Classify,), self.classify),  # which names the path that takes its task
             None: ((shapes.Embed, shapes.Similarity, *masks), self.pretrained),
         }
         return paths[self.service.columns]
 
     # Vectors
 
-    async def _vectors(
-        self, body: Any, texts: Sequence[Any], call: Call, *, kind: Any = "vectors", field: str = "inputs"
-    ) -> list[np.ndarray]:
-        call.check(texts, field)
+    async def _vectors(self, body: Any, texts: Sequence[Any], call: Call, *, kind: Any = "vectors") -> list[np.ndarray]:
+        """The vectors, or states, of texts that were checked."""
         if not self.service.gives_vectors:
             what = f"has a head for {self.service.form}" if self.service.form else "was exported to fill masks"
             raise Problem(424, f"the model {what} and gives no vectors", "Backend")
@@ -89,26 +88,31 @@ class Handlers:
         return np.ascontiguousarray(whole, np.float32)
 
     async def embed(self, body: shapes.Embed, call: Call) -> Any:
-        vectors = await self._vectors(body, _several(body.inputs), call)
+        texts = _several(body.inputs)
+        call.check(texts)
+        vectors = await self._vectors(body, texts, call)
         return self._finished(
             vectors, body.dimensions, self.service.normalize if body.normalize is None else body.normalize
         )
 
     async def embed_all(self, body: shapes.EmbedAll, call: Call) -> Any:
-        return await self._vectors(body, _several(body.inputs), call, kind="tokens")
+        texts = _several(body.inputs)
+        call.check(texts)
+        return await self._vectors(body, texts, call, kind="tokens")
 
     async def similarity(self, body: shapes.Similarity, call: Call) -> Any:
-        texts = [body.inputs.source_sentence, *body.inputs.sentences]
+        source, sentences = body.inputs.source_sentence, body.inputs.sentences
+        call.check([source])
+        call.check(sentences)
+        texts = [source, *sentences]
         vectors = self._finished(await self._vectors(body.parameters, texts, call), None, True)
         return vectors[1:] @ vectors[0]
 
     async def openai(self, body: shapes.OpenAIEmbeddings, call: Call) -> Any:
         self._check_model(body.model)
-        vectors = self._finished(
-            await self._vectors(body, _several(body.input), call, field="input"),
-            body.dimensions,
-            self.service.normalize,
-        )
+        texts = _several(body.input)
+        call.check(texts, "input")
+        vectors = self._finished(await self._vectors(body, texts, call), body.dimensions, self.service.normalize)
         plain, used = body.encoding_format == "float", call.tokens
         return {
             "object": "list",
@@ -154,7 +158,10 @@ class Handlers:
             raise Problem(422, "a head of fine-tuning reads the beginning of a text; leave truncation_direction out")
         if getattr(body, "truncate", None) is False:
             await call.prepared(lambda: self.service.check_lengths(pairs))
-        examples = [Text(id="", text=pair[0], pair=pair[1] if len(pair) > 1 else None) for pair in pairs]
+        examples = [
+            Text(id=f"inputs[{number}]", text=pair[0], pair=pair[1] if len(pair) > 1 else None)
+            for number, pair in enumerate(pairs)
+        ]
         works, _ = await call.prepared(lambda: self.service.items(examples))
         classes = []
         for scores in await call.computed(works):
@@ -185,11 +192,6 @@ class Handlers:
         pairs = [[text] for text in _several(body.inputs)]
         classes = await self._classes(pairs, None, call, parameters.function_to_apply)
         return [ranked[: parameters.top_k] for ranked in classes]
-
-    async def choose(self, body: shapes.AnyBody, call: Call) -> Any:
-        raise Problem(
-            424, "the model chooses between options; POST /rerank takes a question and its options", "Backend"
-        )
 
     async def _ranked(
         self, query: str, texts: Sequence[str], call: Call, *, body: Any = None, raw: bool = False
@@ -254,7 +256,8 @@ class Handlers:
         predictions = await self._decoded(examples, call)
         tags = iter(zip(predictions.values, predictions.details, strict=True))
         parameters = body.parameters or shapes.TagParameters()
-        plain, ignored = parameters.aggregation_strategy == "none", parameters.ignore_labels or ["O"]
+        plain, ignored = parameters.aggregation_strategy == "none", parameters.ignore_labels
+        ignored = ["O"] if ignored is None else ignored
         answers = []
         for text, words in zip(texts, words_by_text, strict=True):
             values, detail = next(tags) if words else ((), {"scores": []})
@@ -294,9 +297,18 @@ class Handlers:
         parameters = getattr(body, "parameters", None) or shapes.MaskParameters()
         top = parameters.top_k or 5
         texts = [text.replace("[MASK]", mask) for text in texts]
-        sizes = await call.prepared(lambda: [len(x) + 2 for x in self.service.tokenizer.encode_batch(texts)])
+        encodings = await call.prepared(lambda: self.service.tokenizer.encode_batch(texts))
         targets = None if parameters.targets is None else tuple(_several(parameters.targets))
-        works = Works("masks", [(text, top, targets) for text in texts], sizes)
+        count = sum(int((one.ids == self.service.tokenizer.special.mask).sum()) for one in encodings)
+        each = min(top, self.service.tokenizer.vocab_size if targets is None else len(targets))
+        if count * each > GUESSES:
+            raise Problem(
+                422,
+                f"{count} masks with {each} guesses each are more than {GUESSES} guesses; send fewer masks, or a "
+                "smaller top_k",
+                param="parameters",
+            )
+        works = Works("masks", [(text, top, targets) for text in texts], [len(one) + 2 for one in encodings])
         results = await call.computed(works)
         answers = [
             [[vars(guess) for guess in guesses] for guesses in masks] if len(masks) > 1 else [vars(g) for g in masks[0]]

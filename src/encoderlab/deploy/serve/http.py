@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import math
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from encoderlab.deploy.serve.shapes import RequestShape, shape_of
 
 Protocol = Literal["tei", "openai", "cohere", "hf"]
+PROBES = ("/health", "/live", "/ping")  # of load balancers; they reveal nothing
+# The Host header: a name or an IPv6 address in brackets, and perhaps a port (RFC 9110, section 7.2).
+_HOST = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[a-z0-9_.-]+))(?::[0-9]*)?")
 SECURITY = {"x-content-type-options": "nosniff", "cache-control": "no-store"}
 
 
@@ -129,6 +133,8 @@ def parsed(shapes: tuple[type[RequestShape], ...], body: bytes) -> Any:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise Problem(422, f"the body is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise Problem(422, "the body is not a JSON object; send its fields as {...}")
     shape = shape_of(value, shapes)
     try:
         return shape.model_validate(value)
@@ -149,7 +155,7 @@ class Guard:
     Args:
         keys: a request must send one of them; without keys anybody may send requests.
         hosts: accepted host names, so that web pages of other sites cannot point a name of theirs at the server; ``*``
-            for any.
+            for any. :data:`PROBES` are answered under every name.
         open: paths that need no key.
         pages: paths that need no key for GET, but one for POST.
         cors: the one origin whose pages may read answers.
@@ -158,7 +164,7 @@ class Guard:
 
     keys: tuple[bytes, ...] = ()
     hosts: tuple[str, ...] = ("localhost", "127.0.0.1", "::1")
-    open: tuple[str, ...] = ("/health", "/live", "/ping", "/metrics")
+    open: tuple[str, ...] = (*PROBES, "/metrics")
     pages: tuple[str, ...] = ()
     cors: str | None = None
     rate: float | None = None
@@ -171,7 +177,8 @@ class Guard:
         """The problem of a request, judged by its headers; None if there is none."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         hosts = [value for name, value in headers if name == b"host"]
-        if len(hosts) != 1 or not self._knows(hosts[0]):
+        probe = scope["path"] in PROBES and scope["method"] in ("GET", "HEAD")  # which names an address of the machine
+        if not probe and (len(hosts) != 1 or not self._knows(hosts[0])):
             return Problem(421, "the Host header is not a host name of this server; allow it with --allow-host")
         free = scope["path"] in self.open or (scope["method"] == "GET" and scope["path"] in self.pages)
         if self.keys and not free and not self.asks_for_leave(scope) and not self._admits(headers):
@@ -181,13 +188,11 @@ class Guard:
         return None
 
     def _knows(self, host: bytes) -> bool:
-        name = host.decode("latin-1").lower()
-        name, port = name.rsplit(":", 1) if ":" in name.rpartition("]")[2] else (name, "0")
-        if not port.isdigit():
+        match = _HOST.fullmatch(host.decode("latin-1").lower())
+        if match is None:
             return False
-        return name.strip("[]") in self.hosts or (
-            "*" in self.hosts and name.replace("-", "").replace(".", "").isalnum()
-        )
+        name = match["address"] or match["name"].removesuffix(".")
+        return "*" in self.hosts or name in {known.lower() for known in self.hosts}
 
     def _admits(self, headers: list[tuple[bytes, bytes]]) -> bool:
         tokens = [value for name, value in headers if name == b"authorization"]

@@ -118,7 +118,6 @@ class _Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._room = HEADER_BYTES
         self._impatience.cancel()
         self._impatience = self.loop.call_later(HEADER_SECONDS, self.transport.close)
 

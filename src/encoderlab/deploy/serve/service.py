@@ -18,6 +18,7 @@ from encoderlab.deploy.serve.why import Explanations
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import read_json
 from encoderlab.inference import Pooling, Precision, limit, placed, reading_apart, tokenizer_of
+from encoderlab.interchange import checksums
 from encoderlab.interchange.heads import NUMBER
 from encoderlab.interchange.hub import PICKLES
 from encoderlab.interchange.load import load
@@ -51,12 +52,20 @@ class Service:
     """
 
     def __init__(
-        self, model: Model, predictor: Predictor | None, *, name: str, pooling: Pooling, normalize: bool
+        self,
+        model: Model,
+        predictor: Predictor | None,
+        *,
+        name: str,
+        pooling: Pooling,
+        normalize: bool,
+        longest: int | None = None,
     ) -> None:
         self.model, self.predictor, self.name = reading_apart(model).eval(), predictor, name
         self.pooling, self.normalize = pooling, normalize
         self.tokenizer = tokenizer_of(model)
-        self.longest = limit(model) if predictor is None else predictor.form.settings.max_length
+        most = limit(model) if predictor is None else predictor.form.settings.max_length
+        self.longest = most if longest is None else min(most, longest)
         self.device = next(model.parameters()).device
         self.explanations = Explanations(self)
         kernels.keep_memory()
@@ -65,7 +74,7 @@ class Service:
     def of(cls, folder: Path, *, name: str | None = None, precision: Precision = "fp32") -> Self:
         """The model in a run folder, a model folder, a Hugging Face folder or an exported folder.
 
-        An exported folder defines the pooling.
+        An exported folder, or one of sentence-transformers, defines the pooling and the longest text.
 
         Raises:
             DataError, ConfigError: the model cannot be served.
@@ -81,7 +90,14 @@ class Service:
         model = placed(reading_apart(load(place)), precision)
         predictor = None if model.task is None else predictor_with(model, place)
         pooling, normalize = pooling_of(place)
-        return cls(model, predictor, name=name or folder.resolve().name, pooling=pooling, normalize=normalize)
+        return cls(
+            model,
+            predictor,
+            name=name or folder.resolve().name,
+            pooling=pooling,
+            normalize=normalize,
+            longest=longest_of(place) if predictor is None else None,
+        )
 
     @property
     def in_int8(self) -> bool:
@@ -255,6 +271,8 @@ def pooling_of(folder: Path) -> tuple[Pooling, bool]:
     try:
         modules = json.loads(path.read_text(encoding="utf-8"))
         kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
+        if not modules:
+            raise ValueError
         place = next((module["path"] for module, kind in zip(modules, kinds, strict=True) if kind == "Pooling"), None)
     except (ValueError, KeyError, TypeError, RecursionError):
         raise DataError(f"{path}: is damaged; restore it, or export the model again") from None
@@ -262,6 +280,7 @@ def pooling_of(folder: Path) -> tuple[Pooling, bool]:
         raise ConfigError(f"{path}: module {sorted(strange)[0]} is not implemented; export the model without it")
     if place is None:
         return "mean", "Normalize" in kinds
+    checksums.verify_file(folder, f"{place}/config.json")
     data = read_json(folder / str(place) / "config.json", "restore it, or export the model again")
     modes = {
         name.removeprefix("pooling_mode_")
@@ -274,3 +293,25 @@ def pooling_of(folder: Path) -> tuple[Pooling, bool]:
     if pooling is None:
         raise ConfigError(f"{folder / place}: pooling {sorted(modes)} is not implemented; use mean, cls or lasttoken")
     return pooling, "Normalize" in kinds
+
+
+def longest_of(folder: Path) -> int | None:
+    """The longest text in tokens by sentence-transformers' files, special tokens included; None if they name none.
+
+    Raises:
+        ConfigError: they put a prompt before every text.
+        DataError: one of them is damaged.
+    """
+    prompts = folder / "config_sentence_transformers.json"
+    remedy = "restore it, or export the model again"
+    if prompts.is_file() and (default := read_json(prompts, remedy).get("default_prompt_name")) is not None:
+        raise ConfigError(
+            f"{prompts}: default_prompt_name is {default!r}, and this server puts no prompt before texts; set it to "
+            "null, and write the prompt before each text that you send"
+        )
+    for path in sorted(folder.glob("sentence_*_config.json")):  # of a family, in old folders
+        longest = read_json(path, remedy).get("max_seq_length")
+        if longest is not None and (type(longest) is not int or longest < 2):
+            raise DataError(f"{path}: max_seq_length {longest!r}, expected a number of tokens from 2; correct it")
+        return longest
+    return None

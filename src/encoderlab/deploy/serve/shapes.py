@@ -16,6 +16,9 @@ TextsOrIds = Annotated[
     Text | list[Text] | Ids | list[Ids],
     Field(description="a text, a list of texts, or the token ids of one text or of several"),
 ]
+NoPrompt = Annotated[
+    None, Field(description="null, because this server has no prompts; write the prompt before each text")
+]
 Pair = Annotated[list[Text], Field(min_length=1, max_length=2)]
 
 
@@ -26,7 +29,7 @@ class RequestShape(BaseModel):
 class Truncating(RequestShape):
     truncate: bool | None = None
     truncation_direction: Literal["Left", "Right", "left", "right"] = "Right"
-    prompt_name: None = None
+    prompt_name: NoPrompt = None
 
 
 class Embed(Truncating):
@@ -70,7 +73,7 @@ class Similarity(RequestShape):
 class Tokenize(RequestShape):
     inputs: Texts
     add_special_tokens: bool = True
-    prompt_name: None = None
+    prompt_name: NoPrompt = None
 
 
 class Decode(RequestShape):
@@ -162,12 +165,6 @@ class Explain(RequestShape):
     steps: Annotated[int, Field(ge=1, le=128)] = 16
     layer: Annotated[int, Field(ge=1)] = 1
     head: Annotated[int, Field(ge=1)] = 1
-
-
-class AnyBody(RequestShape):
-    """``POST /`` of a model that chooses between options, which has no shape of its own in any protocol."""
-
-    model_config = ConfigDict(extra="allow")
 
 
 def shape_of(body: Any, shapes: tuple[type[RequestShape], ...]) -> type[RequestShape]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from types import FrameType
@@ -33,15 +35,17 @@ def supervise(
     """Run ``workers`` processes that answer on one port, until a signal; return the address.
 
     Connections are spread over them by the kernel (``SO_REUSEPORT``). A worker that dies is replaced; requests that it
-    had accepted are lost with it. A signal is handed on, and the workers drain.
+    had accepted are lost with it. A signal is handed on, and the workers drain; so they do if this process is killed.
 
     Args:
         answer: serves in its own process until a signal; a module-level function with the argument ``shared``.
         arguments: its other arguments.
 
     Raises:
+        ConfigError: another server has the port.
         EncoderlabError: a worker cannot start.
     """
+    Address(host=host, port=port).listen().close()  # a port that other workers share is taken for these
     keeper = Address(host=host, port=port, shared=True).listen()  # it does not listen, but reserves the port
     port = keeper.getsockname()[1]
     threads = max(1, cores() // workers)
@@ -87,8 +91,17 @@ def supervise(
 def _work(answer: Callable[..., Any], arguments: dict[str, Any], threads: int) -> None:
     """One worker."""
     torch.set_num_threads(threads)
+    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     try:
         answer(shared=True, **arguments)
     except EncoderlabError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(error.code) from None
+
+
+def _end_with_parent() -> None:
+    """Send this process the signal to drain when its parent is gone, which may have been killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    multiprocessing.connection.wait([parent.sentinel])
+    os.kill(os.getpid(), signal.SIGTERM)

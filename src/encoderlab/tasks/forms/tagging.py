@@ -13,7 +13,6 @@ from torch import Tensor
 
 from encoderlab.batches.batch import IGNORE
 from encoderlab.corpus.tokenizer import Encoding
-from encoderlab.corpus.words import is_cjk
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.models.base import Family
 from encoderlab.nn.encoder import States
@@ -36,6 +35,7 @@ from encoderlab.tasks.forms.base import (
 )
 from encoderlab.tasks.forms.baselines import most_frequent_tag_of_all, tag_dictionary
 from encoderlab.tasks.forms.batching import Encoded, Item, TaskBatch, to_numpy
+from encoderlab.tasks.forms.plain_words import words_of
 from encoderlab.tasks.scoring import metrics
 from encoderlab.tasks.scoring.analysis import Mistake, by_class
 from encoderlab.tasks.scoring.entities import Scheme, detect_scheme, entities, score_entities, write_tags
@@ -121,11 +121,8 @@ class TaggingForm(Form):
 
     @classmethod
     def of_line(cls, id: str, line: str) -> TaggedWords | None:
-        """The words of a text to be tagged; Chinese is tagged character by character."""
-        words: list[str] = []
-        for part in line.split():
-            words += part if any(map(is_cjk, part)) else [part]
-        return TaggedWords(id=id, words=tuple(words)) if words else None
+        words = tuple(word for word, _, _ in words_of(line))
+        return TaggedWords(id=id, words=words) if words else None
 
     # Scores
 

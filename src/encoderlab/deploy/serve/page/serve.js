@@ -12,13 +12,33 @@ const signed = (value) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(M
 const capital = (text) => text[0].toUpperCase() + text.slice(1);
 const PAUSE = 120; // milliseconds without a key before the model is asked
 
-// Words as the server splits texts into them: between white space, and Chinese by characters.
-const CHINESE = /[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]/u;
+// Words as the server splits texts into them (tasks/forms/plain_words.py): between white space, without the marks around
+// them, and Chinese by characters.
+const CHINESE = /[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\u{20000}-\u{2ebef}\u{2f800}-\u{2fa1f}]/u;
+const MARK = /^(?![-#@%&*/\\])[\p{Ps}\p{Pe}\p{Pi}\p{Pf}\p{Po}\p{Pd}]$/u;
+const WIDE = /[\u3000-\u303f\uff00-\uffef]/u;
+const ABBREVIATED = /^(?:\p{L}\.|(?:\p{L}+\.){2,})$/u;
 const wordsOf = (text) => [...text.matchAll(/\S+/gu)].flatMap((found) => {
-  const [word, start] = [found[0], found.index];
-  if (!CHINESE.test(word)) return [{ word, start, end: start + word.length }];
-  let at = start;
-  return [...word].map((letter) => ({ word: letter, start: at, end: (at += letter.length) }));
+  const words = [];
+  let at = found.index;
+  const add = (letters) => { const word = letters.join(""); if (word) words.push({ word, start: at, end: (at += word.length) }); };
+  const strip = (letters) => {
+    let first = 0, last = letters.length;
+    while (first < last && MARK.test(letters[first])) first++;
+    while (last > first && MARK.test(letters[last - 1]) && !ABBREVIATED.test(letters.slice(first, last).join(""))) last--;
+    letters.slice(0, first).forEach((letter) => add([letter]));
+    add(letters.slice(first, last));
+    letters.slice(last).forEach((letter) => add([letter]));
+  };
+  let run = [];
+  for (const letter of found[0]) {
+    if (!CHINESE.test(letter) && !(WIDE.test(letter) && MARK.test(letter))) { run.push(letter); continue; }
+    strip(run);
+    add([letter]);
+    run = [];
+  }
+  strip(run);
+  return words;
 });
 // The server counts characters, JavaScript halves of those beyond the first plane.
 const slicer = (text) => { const letters = [...text]; return (start, end) => letters.slice(start, end).join(""); };
