@@ -84,7 +84,7 @@ def fetch(repo: str, revision: str | None = None) -> Path:
     return folder
 
 
-def _fetched(repo: str, file: str, revision: str | None, commit: str, about: Any, name: str) -> Path:
+def _fetched(repo: str, file: str, revision: str | None, commit: str | None, about: Any, name: str) -> Path:
     """The path of a file of the model in the cache, fetched and checked if it is not there yet.
 
     Raises:
