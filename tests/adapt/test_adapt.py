@@ -278,6 +278,25 @@ def test_the_least_text_is_enough(tmp_path: Path, characters: int, line: int) ->
         assert len(kept) == len("".join((tmp_path / "text.txt").read_text().split()))  # nothing is lost
 
 
+@pytest.mark.parametrize("family", ["xlnet", "transformer-xl"])
+def test_the_least_text_is_enough_for_families_that_read_streams(
+    family: str, tmp_path: Path, capsys, monkeypatch
+) -> None:
+    monkeypatch.setattr(measure, "PIECES", 2)
+    text = " ".join(varied(400))[: texts.LEAST - 1] + "."
+    (tmp_path / "text.txt").write_text(text)
+    settings = ("unigram", "xlnet") if family == "xlnet" else ("wordpiece", "bert")
+    tokenizer = Tokenizer.train(settings[0], [text], 300, family=settings[1])
+    size = {"encoder.layers": 1, "encoder.width": 32, "encoder.heads": 2, "encoder.ff_width": 64}
+    size |= {"encoder.adaptive.cutoffs": [200]} if family == "transformer-xl" else {}
+    build(f"{family}-tiny", tokenizer=tokenizer, **size).save(tmp_path / "model")
+    words = ["adapt", str(tmp_path / "model"), str(tmp_path / "text.txt"), "--out", str(tmp_path / "out")]
+    found, _ = answer(capsys, *words, "--passes", "0.5")
+    assert found["training"]["steps"] == found["training"]["planned"] or found["training"]["held"]
+    again, said = answer(capsys, *words, "--passes", "0.5")
+    assert again["gains"] == found["gains"] and "stage:" not in said
+
+
 def test_text_that_only_repeats_itself(place: Path, tmp_path: Path, capsys) -> None:
     (tmp_path / "same.txt").write_text("the river of the court\n" * 2000)
     words = words_of(place, tmp_path / "out")

@@ -31,6 +31,8 @@ from encoderlab.adapt import measure
 from encoderlab.adapt.recipe import recipe_of
 from encoderlab.adapt.text import SourceText, TextAmount, choose, chosen, read, split
 from encoderlab.adapt.vocabulary import extend, family_of, retrain, rows, transplant
+from encoderlab.batches.loader import Loader
+from encoderlab.batches.streams import StreamFormat
 from encoderlab.config import Bounded, Count, Positive, Rate, override, to_dict
 from encoderlab.corpus.assemble import Selection
 from encoderlab.corpus.build import BuildSettings, GivenTokenizer, Progress, build_corpus
@@ -51,6 +53,7 @@ from encoderlab.models.base import resized
 from encoderlab.objectives.distill import DistillSettings
 from encoderlab.train.checkpoint import put_aside
 from encoderlab.train.checks import check
+from encoderlab.train.corpus_data import row_framing
 from encoderlab.train.distributed import join
 from encoderlab.train.networks import bare_objective, fit
 from encoderlab.train.optim import group_parameters
@@ -430,7 +433,22 @@ class Adaptation:
         model, generator = load_pair(self.out / "start")
         corpus = Corpus(self.out / "corpus")
         recipe = self._recipe(model, generator, corpus.num_tokens)
+        if not any(name.startswith("evaluation.") for name in self.plan.fields) and not self._validates(recipe):
+            recipe = replace(recipe, evaluation=replace(recipe.evaluation, best=None, patience=None))
         return replace(recipe, init_from=str((self.out / "start").resolve()))
+
+    def _validates(self, recipe: Recipe) -> bool:
+        """Whether the held-out part of the corpus has a window of text, if rows follow each other in streams."""
+        if not isinstance(recipe.format, StreamFormat):
+            return True
+        held_out = Corpus(self.out / "corpus", "validation")
+        framing = row_framing(Tokenizer.load(held_out.tokenizer_path))
+        try:
+            for phase in recipe.phases:
+                Loader(held_out, recipe.format, phase.length, framing=framing, seed=1, batch_rows=2, epochs=1)
+        except DataError:
+            return False
+        return True
 
     def _recipe(self, model: Model, generator: Model | None, tokens: float) -> Recipe:
         recipe = recipe_of(model, generator, tokens=tokens, passes=self.plan.passes, seed=self.plan.seed)
@@ -439,6 +457,8 @@ class Adaptation:
     def _train(self) -> dict[str, Any]:
         recipe, corpus = self.recipe(), self.out / "corpus"
         check(recipe)
+        if recipe.evaluation.best is None and "evaluation.best" not in self.plan.fields:
+            self.say(f"the text is too short to validate on: training takes all {recipe.budget.amount:,.0f} steps")
         if not (self.out / "run" / "checkpoints").exists():
             fit(recipe, Tokenizer.load(Corpus(corpus).tokenizer_path))
         outcome = pretrain(recipe, corpus, self.out / "run")
