@@ -19,11 +19,13 @@ from encoderlab.adapt.recipe import published, recipe_of
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError
 from encoderlab.files import sha256
+from encoderlab.interchange import huggingface, places
 from encoderlab.interchange.load import load, load_pair
 from encoderlab.model import Model, build
 from encoderlab.models import FAMILIES, GENERATORS, SIZES
 from encoderlab.models.base import resized
 from encoderlab.train.checks import check
+from tests.hub import hub_of_this_process
 from tests.interchange.tiny_models import same_weights
 from tests.terminal import answer, messages
 
@@ -154,6 +156,42 @@ def test_fine_tuning_before_and_after(place: Path, tmp_path: Path, monkeypatch) 
     found = measure.task(load(place / "model"), place / "task.csv", tmp_path / "task", 1)
     assert found["seeds"] == [found["mean"]] and found["interval"] is None and found["examples"][1] > 0
     assert found == measure.task(load(place / "model"), place / "task.csv", tmp_path / "task", 1)  # read, not run again
+
+
+def test_a_task_is_fine_tuned_as_the_verb_does(place: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(measure, "PIECES", 2)
+    found, _ = answer(capsys, *words_of(place, tmp_path / "out", "--task", str(place / "task.csv"), "--seeds", "1"))
+    for when, model in (("before", place / "model"), ("after", tmp_path / "out")):
+        words = ["finetune", place / "task.csv", "--model", model, "--out", tmp_path / when, "--seeds", "1"]
+        answer(capsys, *words)
+        tuned = [
+            folder / "runs/seed-1/model/model.safetensors"
+            for folder in (tmp_path / "out/tasks" / when, tmp_path / when)
+        ]
+        assert sha256(tuned[0]) == sha256(tuned[1])
+        assert len(found[when]["task"]["seeds"]) == 1
+
+
+def test_a_model_of_the_hub_stays_at_its_commit(place: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(measure, "PIECES", 2)
+    monkeypatch.setattr(places, "_COMMITS", {})
+    monkeypatch.chdir(tmp_path)
+    huggingface.save(load(place / "model"), tmp_path / "theirs")
+    with hub_of_this_process(monkeypatch, tmp_path) as hub:
+        first = hub.add("lab/tiny", tmp_path / "theirs")
+        words = words_of(place, tmp_path / "out")
+        words[1] = "lab/tiny"
+        found, _ = answer(capsys, *words)
+        assert found["plan"]["model"] == f"lab/tiny@{first}"
+        assert json.loads((tmp_path / "out/plan.json").read_text())["models"]["lab/tiny"] == first
+        shutil.rmtree(tmp_path / "theirs")
+        huggingface.save(build("bert-tiny", tokenizer=load(place / "model").tokenizer), tmp_path / "theirs")
+        hub.add("lab/tiny", tmp_path / "theirs")
+        shutil.rmtree(tmp_path / "out/model")
+        again, said = answer(capsys, *words)
+        assert again["gains"] == found["gains"] and "has another adaptation" not in said
+    by_folder, _ = answer(capsys, *words_of(place, tmp_path / "folder"))
+    assert by_folder["gains"] == found["gains"]
 
 
 NAMES = [
