@@ -17,12 +17,15 @@ from encoderlab.adapt import run as stages
 from encoderlab.adapt import text as texts
 from encoderlab.adapt.recipe import published, recipe_of
 from encoderlab.corpus.tokenizer import Tokenizer
+from encoderlab.errors import ConfigError
 from encoderlab.files import sha256
+from encoderlab.interchange import huggingface, places
 from encoderlab.interchange.load import load, load_pair
 from encoderlab.model import Model, build
 from encoderlab.models import FAMILIES, GENERATORS, SIZES
 from encoderlab.models.base import resized
 from encoderlab.train.checks import check
+from tests.hub import hub_of_this_process
 from tests.interchange.tiny_models import same_weights
 from tests.terminal import answer, messages
 
@@ -155,6 +158,42 @@ def test_fine_tuning_before_and_after(place: Path, tmp_path: Path, monkeypatch) 
     assert found == measure.task(load(place / "model"), place / "task.csv", tmp_path / "task", 1)  # read, not run again
 
 
+def test_a_task_is_fine_tuned_as_the_verb_does(place: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(measure, "PIECES", 2)
+    found, _ = answer(capsys, *words_of(place, tmp_path / "out", "--task", str(place / "task.csv"), "--seeds", "1"))
+    for when, model in (("before", place / "model"), ("after", tmp_path / "out")):
+        words = ["finetune", place / "task.csv", "--model", model, "--out", tmp_path / when, "--seeds", "1"]
+        answer(capsys, *words)
+        tuned = [
+            folder / "runs/seed-1/model/model.safetensors"
+            for folder in (tmp_path / "out/tasks" / when, tmp_path / when)
+        ]
+        assert sha256(tuned[0]) == sha256(tuned[1])
+        assert len(found[when]["task"]["seeds"]) == 1
+
+
+def test_a_model_of_the_hub_stays_at_its_commit(place: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(measure, "PIECES", 2)
+    monkeypatch.setattr(places, "_COMMITS", {})
+    monkeypatch.chdir(tmp_path)
+    huggingface.save(load(place / "model"), tmp_path / "theirs")
+    with hub_of_this_process(monkeypatch, tmp_path) as hub:
+        first = hub.add("lab/tiny", tmp_path / "theirs")
+        words = words_of(place, tmp_path / "out")
+        words[1] = "lab/tiny"
+        found, _ = answer(capsys, *words)
+        assert found["plan"]["model"] == f"lab/tiny@{first}"
+        assert json.loads((tmp_path / "out/plan.json").read_text())["models"]["lab/tiny"] == first
+        shutil.rmtree(tmp_path / "theirs")
+        huggingface.save(build("bert-tiny", tokenizer=load(place / "model").tokenizer), tmp_path / "theirs")
+        hub.add("lab/tiny", tmp_path / "theirs")
+        shutil.rmtree(tmp_path / "out/model")
+        again, said = answer(capsys, *words)
+        assert again["gains"] == found["gains"] and "has another adaptation" not in said
+    by_folder, _ = answer(capsys, *words_of(place, tmp_path / "folder"))
+    assert by_folder["gains"] == found["gains"]
+
+
 NAMES = [
     "bert-tiny", "roberta-tiny", "albert-tiny", "distilbert-tiny", "electra-tiny", "convbert-tiny", "deberta-tiny",
     "deberta-v2-tiny", "deberta-v3-tiny", "xlnet-tiny", "transformer-xl-tiny", "modernbert-tiny",
@@ -200,7 +239,7 @@ def test_a_discriminator_without_its_generator(place: Path, tmp_path: Path, caps
 def test_a_new_vocabulary_keeps_what_is_shared(place: Path, tmp_path: Path) -> None:
     old = load(place / "model")
     sample = [*(place / "law.txt").read_text().split("\n\n")]
-    new = vocabulary.retrain(old.tokenizer, sample)
+    new = vocabulary.retrain(old.tokenizer, sample, "bert")
     assert new.kind == "wordpiece" and new.special == old.tokenizer.special
     made = vocabulary.rows(old.tokenizer, new, sample, neighbours=True)
     assert made.kept + made.neighbours + made.pieces == new.vocab_size and made.neighbours > 0
@@ -235,18 +274,106 @@ def test_an_added_word_is_the_mean_of_its_pieces(place: Path) -> None:
     assert new.encode("the river").ids.tolist() == old.tokenizer.encode("the river").ids.tolist()
 
 
-def test_held_out_text_is_decided_by_the_document_alone(place: Path, tmp_path: Path) -> None:
+def parts_of(place: Path, wanted: float | None = None) -> tuple[list[str], list[str]]:
+    """The documents of a file to train on, and those that are held out."""
+    text = texts.SourceText([str(place)])
+    amounts = texts.split(text, texts.choose(text.lots, wanted), place.with_suffix(".a"), place.with_suffix(".b"))
+    parts = texts.read(place.with_suffix(".a")), texts.read(place.with_suffix(".b"))
+    assert [(one.documents, one.characters) for one in amounts] == [(len(p), sum(map(len, p))) for p in parts]
+    assert not {*parts[0]} & {*parts[1]}
+    return parts
+
+
+def test_held_out_text_is_decided_by_the_documents_alone(place: Path, tmp_path: Path) -> None:
     lines = (place / "law.txt").read_text().split("\n\n")
+    (tmp_path / "law.txt").write_text("\n\n".join(lines))
     (tmp_path / "turned.txt").write_text("\n\n".join([*reversed(lines), lines[0]]))
-    parts = []
-    for number, path in enumerate((place / "law.txt", tmp_path / "turned.txt")):
-        train, apart = tmp_path / f"{number}.train", tmp_path / f"{number}.apart"
-        amounts = texts.split(texts.SourceText([str(path)]), train, apart)
-        parts.append((set(texts.read(train)), set(texts.read(apart))))
-        assert sum(one.documents for one in amounts) == 90
-    assert parts[0] == parts[1] and not parts[0][0] & parts[0][1]
-    share = texts.split(texts.SourceText([str(place / "law.txt")]), tmp_path / "c", tmp_path / "d", share=0.5)
-    assert 25 < share[0].documents < 60
+    for wanted in (None, 3000):
+        parts, turned = (parts_of(tmp_path / name, wanted) for name in ("law.txt", "turned.txt"))
+        assert [set(part) for part in parts] == [set(part) for part in turned]
+        assert wanted or len(parts[0]) + len(parts[1]) == 90
+
+
+def natural(seed: int, characters: int, line: int) -> str:
+    """Text of words in lines of about ``line`` characters."""
+    draw, lines, size = np.random.default_rng(seed), [], 0
+    while size < characters:
+        lines.append(" ".join(f"{WORDS[i]}{i * seed % 7}" for i in draw.integers(0, len(WORDS), line // 6)))
+        size += len(lines[-1]) + 1
+    return "\n".join(lines)[: characters - 1] + "."
+
+
+@pytest.mark.parametrize("characters", [texts.LEAST, 40_000, 80_000])
+@pytest.mark.parametrize("line", [60, 700, 10**6])
+def test_the_least_text_is_enough(tmp_path: Path, characters: int, line: int) -> None:
+    """Some is held out of every text, and what stays is enough to validate on two documents."""
+    for seed in range(1, 13):
+        (tmp_path / "text.txt").write_text(natural(seed, characters, line))
+        texts.SourceText([str(tmp_path / "text.txt")]).check()
+        train, apart = parts_of(tmp_path / "text.txt")
+        assert apart and len(train) >= texts.TRAINED and min(map(len, [*train, *apart])) > 200
+        kept = "".join("".join(sorted([*train, *apart])).split())
+        assert len(kept) == len("".join((tmp_path / "text.txt").read_text().split()))  # nothing is lost
+
+
+@pytest.mark.parametrize("family", ["xlnet", "transformer-xl"])
+def test_the_least_text_is_enough_for_families_that_read_streams(
+    family: str, tmp_path: Path, capsys, monkeypatch
+) -> None:
+    monkeypatch.setattr(measure, "PIECES", 2)
+    text = " ".join(varied(400))[: texts.LEAST - 1] + "."
+    (tmp_path / "text.txt").write_text(text)
+    settings = ("unigram", "xlnet") if family == "xlnet" else ("wordpiece", "bert")
+    tokenizer = Tokenizer.train(settings[0], [text], 300, family=settings[1])
+    size = {"encoder.layers": 1, "encoder.width": 32, "encoder.heads": 2, "encoder.ff_width": 64}
+    size |= {"encoder.adaptive.cutoffs": [200]} if family == "transformer-xl" else {}
+    build(f"{family}-tiny", tokenizer=tokenizer, **size).save(tmp_path / "model")
+    words = ["adapt", str(tmp_path / "model"), str(tmp_path / "text.txt"), "--out", str(tmp_path / "out")]
+    found, _ = answer(capsys, *words, "--passes", "0.5")
+    assert found["training"]["steps"] == found["training"]["planned"] or found["training"]["held"]
+    again, said = answer(capsys, *words, "--passes", "0.5")
+    assert again["gains"] == found["gains"] and "stage:" not in said
+
+
+def test_text_that_only_repeats_itself(place: Path, tmp_path: Path, capsys) -> None:
+    (tmp_path / "same.txt").write_text("the river of the court\n" * 2000)
+    words = words_of(place, tmp_path / "out")
+    words[2] = str(tmp_path / "same.txt")
+    assert "repeats itself, with" in messages(capsys, 3, *words)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("wanted", [1, 300, 2_222, 30_000])
+@pytest.mark.parametrize(("documents", "size"), [(60, 5_000), (200, 300), (2, 50_000), (1, 100_000)])
+def test_as_much_is_replayed_as_was_asked(tmp_path: Path, documents: int, size: int, wanted: int) -> None:
+    for seed in range(3):
+        whole = [natural(97 * seed + number + 1, size, 80) for number in range(documents)]
+        (tmp_path / "text.txt").write_text("\n\n".join(whole))
+        train, apart = parts_of(tmp_path / "text.txt", wanted)
+        found = sum(map(len, train))
+        assert train and apart and wanted <= found + len(train) <= wanted + 100 + len(train)
+        assert all(any(part in document for document in whole) for part in train)
+
+
+def test_replay_is_short_only_if_the_text_is(place: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(measure, "PIECES", 2)
+    rich = tmp_path / "rich.txt"
+    rich.write_text("\n\n".join(natural(number + 1, 20_000, 80) for number in range(45)))
+    words = words_of(place, tmp_path / "out")
+    words[words.index("--replay") + 1] = str(rich)
+    found, said = answer(capsys, *words)
+    share = found["text"]["general"]["characters"] / sum(
+        found["text"][kind]["characters"] for kind in ("domain", "general")
+    )
+    assert share == pytest.approx(0.1, abs=0.01) and "text is short" not in said
+    rich.write_text("\n".join(prose(WORDS, 4, 3)))
+    words[words.index("--out") + 1] = str(tmp_path / "short")
+    assert "general text is short" in answer(capsys, *words)[1]
+    rich.write_text("the river")
+    words[words.index("--out") + 1] = str(tmp_path / "one")
+    assert "too little text to replay some and hold some out" in messages(capsys, 3, *words)
+    words += ["--replay-share", "0"]  # then it is only measured
+    assert answer(capsys, *words)[0]["gains"]["general"]["before"] > 0
 
 
 @pytest.mark.parametrize(
@@ -255,13 +382,24 @@ def test_held_out_text_is_decided_by_the_document_alone(place: Path, tmp_path: P
         (["--vocabulary", "more"], 2, "give keep, new, or extend:2000"),
         (["--replay-share", "1"], 2, "replay_share is 1.0; give less than 1, such as 0.1"),
         (["--task", "none.csv"], 2, "no such file"),
+        (["--task", "few.csv"], 3, "too few to hold out a development part; give more examples"),
         (["--pairs", "none"], 3, "no such file or folder"),
+        (["--pairs", "one.txt"], 3, "one.txt"),
         (["TEXT", "ten.txt"], 3, "too few to adapt to"),
         (["TEXT", "chinese.txt"], 3, "tokens are unknown to the model's vocabulary"),
         (["MODEL", "bare"], 2, "has no tokenizer"),
         (["MODEL", "encoder"], 2, "has no head that predicts tokens; give the pretrained model"),
         (["MODEL", "bpe", "--vocabulary", "extend:5"], 2, "adds words to WordPiece vocabularies, and this one is bpe"),
         (["MODEL", "nowhere"], 3, "no such file or folder"),
+        (["--set", "optim.lrr=1"], 2, "unknown key 'optim.lrr'"),
+        (["--set", "phases=[{length: 100000, rows: 4}]"], 2, "shorten phases.length to 512"),
+        (["--set", "phases=[{length: 32, rows: 4, share: 0.5}]"], 2, "shares of the phases add up to 0.5"),
+        (["--set", "model.encoder.layers=2"], 2, "its encoder differs from the recipe's (layers 1, here 2)"),
+        (["--set", "objective.kind=rtd"], 2, "replaced token detection needs a generator"),
+        (["--set", "evaluation.pairs.data=[pairs]"], 2, "give --pairs instead"),
+        (["--set", "budget.amount=100000000", "--set", "schedule.warmup=200000000"], 2, "a warm-up of 2e+08 steps"),
+        (["TEXT", "signs.txt", "--vocabulary", "new"], 2, "letters of the text do not fit a vocabulary of 110 tokens"),
+        (["TEXT", "known.txt", "--vocabulary", "extend:5"], 3, "no frequent word that the vocabulary lacks"),
     ],
 )
 def test_what_is_refused_before_any_work(place: Path, tmp_path: Path, capsys, monkeypatch, change, code, part) -> None:
@@ -270,6 +408,11 @@ def test_what_is_refused_before_any_work(place: Path, tmp_path: Path, capsys, mo
     (tmp_path / "chinese.txt").write_text(
         "\n\n".join(f"法院的判决是第{i}号案件的结果，原告不服。" * 60 for i in range(60))
     )
+    (tmp_path / "few.csv").write_text("text,label\nthe court,yes\nthe river,no\n")
+    (tmp_path / "one.txt").write_text("the court of the house\n")
+    signs = np.random.default_rng(1).integers(0x4E00, 0x5500, (60, 400))
+    (tmp_path / "signs.txt").write_text("\n\n".join("".join(map(chr, row)) for row in signs))
+    (tmp_path / "known.txt").write_text("\n\n".join(prose(["the", "of"], 200, 4)))
     model = load(place / "model")
     model.tokenizer, tokenizer = None, model.tokenizer
     model.save(tmp_path / "bare")
@@ -285,6 +428,68 @@ def test_what_is_refused_before_any_work(place: Path, tmp_path: Path, capsys, mo
         change = change[2:]
     assert part in messages(capsys, code, *words, *change)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_warm_up_that_is_longer_than_the_text_is_refused_before_any_work(place: Path, tmp_path: Path, capsys) -> None:
+    words = ["adapt", place / "model", place / "law.txt", "--out", tmp_path / "out", "--set", "schedule.warmup=5000"]
+    said = messages(capsys, 2, *words)
+    assert re.search(r"a warm-up of 5000 steps does not fit a budget of \d+; give a share", said)
+    assert not (tmp_path / "out").exists()
+    answer(capsys, *words_of(place, tmp_path / "out", "--set", "schedule.warmup=5"))
+
+
+def varied(number: int) -> list[str]:
+    """Documents of 800 made-up words, some frequent."""
+    draw = np.random.default_rng(7)
+    words = [
+        "".join(draw.choice([*"bdfgklmnprst"]) + draw.choice([*"aeiou"]) for _ in range(1 + i % 4)) for i in range(800)
+    ]
+    return [" ".join(words[int(800 * x * x)] for x in draw.random(60)) for _ in range(number)]
+
+
+def test_a_new_vocabulary_is_as_large_as_the_text_supports(place: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(measure, "PIECES", 2)
+    tokenizer = Tokenizer.train("wordpiece", [*varied(300), *(place / "law.txt").read_text().split("\n\n")], 600)
+    size = {"encoder.layers": 1, "encoder.width": 32, "encoder.heads": 2, "encoder.ff_width": 64}
+    build("bert-tiny", tokenizer=tokenizer, **size).save(tmp_path / "large")
+    words = words_of(place, tmp_path / "out", "--vocabulary", "new")
+    words[1] = str(tmp_path / "large")
+    found, said = answer(capsys, *words)
+    old, new = found["vocabulary"]["tokens"]
+    assert old == 600 > new and f"the text supports a vocabulary of {new} tokens, fewer than 600" in said
+    assert load(tmp_path / "out").tokenizer.vocab_size == new
+    kept = [json.loads(line)["text"] for line in (tmp_path / "out/text/domain.jsonl").read_text().splitlines()]
+    kept += [json.loads(line)["text"] for line in (tmp_path / "out/text/general.jsonl").read_text().splitlines()]
+    again = vocabulary.retrain(tokenizer, kept, "bert")  # of the training text alone
+    assert load(tmp_path / "out").tokenizer.hash() == again.hash()
+
+
+@pytest.mark.parametrize(
+    ("kind", "family", "model_family"),
+    [
+        ("wordpiece", "bert", "electra"),
+        ("bpe", "roberta", "roberta"),
+        ("bpe", "deberta", "deberta"),
+        ("unigram", "albert", "albert"),
+        ("unigram", "xlnet", "xlnet"),
+        ("unigram", "deberta-v2", "deberta"),
+        ("unigram", "roberta", "roberta"),
+    ],
+)
+def test_a_new_vocabulary_for_every_tokenizer_of_our_own(kind: str, family: str, model_family: str) -> None:
+    sample = varied(150)
+    old = Tokenizer.train(kind, sample, 420, family=family)
+    assert vocabulary.family_of(old, model_family) == family
+    new = vocabulary.retrain(old, sample, model_family)
+    assert new.tokens == old.tokens and new.special == old.special and new.special_tokens == old.special_tokens
+
+
+def test_further_special_tokens_do_not_matter_to_a_new_vocabulary(place: Path) -> None:
+    old = load(place / "model").tokenizer
+    more = Tokenizer(old.backend, replace(old.special_tokens, others=("the", "of")))  # as CamemBERT's, say
+    assert vocabulary.family_of(more, "bert") == "bert"
+    with pytest.raises(ConfigError, match="no tokenizer can be trained with the model's special tokens"):
+        vocabulary.family_of(Tokenizer(old.backend, replace(old.special_tokens, pad="the")), "bert")
 
 
 def test_a_folder_of_something_else(place: Path, tmp_path: Path, capsys) -> None:

@@ -327,6 +327,34 @@ def test_fields_that_are_not_implemented_are_refused_by_name(bert: tuple[Model, 
     refused(bert[1], field)
 
 
+def test_untied_tables_matter_only_with_an_lm_head(bert: tuple[Model, Path], tmp_path: Path) -> None:
+    model, folder = bert
+    configure(folder, tie_word_embeddings=False)
+    refused(folder, "config.json", "tie_word_embeddings False is not implemented")
+    rewrite(folder, lambda t: {name: tensor for name, tensor in t.items() if not name.startswith("cls.")})
+    assert load(folder).config.lm is None
+    assert torch.equal(load(folder).words, model.words)
+    tuned = model.with_task(Classification(labels=2), ("no", "yes"), 0)
+    huggingface.save(tuned, tmp_path / "tuned")
+    configure(tmp_path / "tuned", tie_word_embeddings=False)
+    assert load(tmp_path / "tuned").config.labels == ("no", "yes")
+
+
+@pytest.mark.parametrize(
+    ("fields", "part"),
+    [
+        ({"architectures": ["BertForSpeech"]}, "BertForSpeech is not implemented"),
+        (
+            {"architectures": ["BertForSequenceClassification"], "problem_type": "regression", "num_labels": 3},
+            "problem_type 'regression' with 3 outputs is not implemented",
+        ),
+    ],
+)
+def test_heads_that_are_not_implemented_are_refused_with_the_file(bert, fields: dict[str, Any], part: str) -> None:
+    configure(bert[1], **fields)
+    refused(bert[1], f"{bert[1] / 'config.json'}: {part}")
+
+
 @pytest.mark.parametrize(
     ("case", "head", "field", "value"),
     [

@@ -88,19 +88,58 @@ def test_only_data_is_fetched_and_safetensors_alone_of_the_weights(hub: Hub, tmp
     assert not any(".bin" in line or ".py" in line for line in hub.asked)
 
 
-def test_weights_in_shards(hub: Hub, tmp_path: Path, unrecorded: None) -> None:
+def in_shards(made: Path, *files: str) -> list[str]:
+    """Cut the weights of a folder into ``files``, with an index."""
     from safetensors.torch import load_file, save_file
 
-    made = tmp_path / "made"
     (made / "SHA256SUMS").unlink()
     tensors = load_file(made / "model.safetensors")
     (made / "model.safetensors").unlink()
-    where = {name: f"model-{1 + number % 2:05}-of-00002.safetensors" for number, name in enumerate(tensors)}
-    for file in set(where.values()):
+    where = {name: files[number % len(files)] for number, name in enumerate(tensors)}
+    for file in files:
         save_file({name: tensors[name] for name in tensors if where[name] == file}, made / file)
-    (made / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
-    hub.add("lab/shards", made)
+    (made / INDEX).write_text(json.dumps({"weight_map": where}))
+    return sorted(files)
+
+
+INDEX = "model.safetensors.index.json"
+SHARDS = [f"model-{number:05}-of-00002.safetensors" for number in (1, 2)]
+
+
+@pytest.mark.parametrize("files", [SHARDS, ["first.safetensors", "second.safetensors"]])
+def test_weights_in_shards(hub: Hub, tmp_path: Path, unrecorded: None, monkeypatch, files: list[str]) -> None:
+    in_shards(tmp_path / "made", *files)
+    (tmp_path / "made" / "model-00001-of-00009.safetensors").write_bytes(b"of an earlier upload")
+    hub.add("lab/shards", tmp_path / "made")
     assert same_weights(load("lab/shards"), load("made"))
+    fetched = {line.rsplit("/", 1)[1] for line in hub.asked if "/resolve/" in line and line.endswith(".safetensors")}
+    assert fetched == set(files)  # those that the index names
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert same_weights(load("lab/shards"), load("made"))
+
+
+def test_shards_that_are_missing_are_named(hub: Hub, tmp_path: Path, unrecorded: None, monkeypatch) -> None:
+    made = tmp_path / "made"
+    in_shards(made, *SHARDS)
+    (made / SHARDS[1]).unlink()
+    hub.add("lab/shards", made)
+    refused(DataError, f"lacks {SHARDS[1]}, which its {INDEX} names", "lab/shards")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    refused(DataError, "HF_HUB_OFFLINE forbids fetching it", "lab/shards")
+
+
+@pytest.mark.parametrize(
+    "index",
+    ["{", "[]", "{}", '{"weight_map": {}}', '{"weight_map": {"a": 1}}', '{"weight_map": {"a": "../b.safetensors"}}',
+     '{"weight_map": {"a": "b.bin"}}'],
+)  # fmt: skip
+def test_an_index_that_names_no_files_of_weights_is_named(hub: Hub, tmp_path: Path, index: str) -> None:
+    made = tmp_path / "made"
+    in_shards(made, *SHARDS)
+    (made / INDEX).write_text(index)
+    hub.add("lab/shards", made)
+    refused(DataError, f"its {INDEX} does not say which files have the weights", "lab/shards")
+    assert not any("b.bin" in line or "/b.safetensors" in line for line in hub.asked)
 
 
 def test_a_revision_is_a_branch_a_tag_or_a_commit(hub: Hub, tmp_path: Path, other: Path) -> None:

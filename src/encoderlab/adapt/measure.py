@@ -22,11 +22,13 @@ from encoderlab.adapt.text import chance
 from encoderlab.errors import DataError
 from encoderlab.inference import tokenizer_of, usual_device
 from encoderlab.measure.pairs.evaluate import evaluate_pairs
-from encoderlab.measure.pairs.reading import find, read, sample
+from encoderlab.measure.pairs.reading import Pair, find, read, sample
 from encoderlab.measure.pairs.scorers import Masked, scorers_of
 from encoderlab.model import Model
+from encoderlab.tasks.data.examples import Split
 from encoderlab.tasks.data.infer import Given, task_of
 from encoderlab.tasks.data.splits import completed, hold_out
+from encoderlab.tasks.data.task import Task
 from encoderlab.tasks.runs import trials
 from encoderlab.tasks.runs.published import protocol
 from encoderlab.tasks.scoring.metrics import mean_interval
@@ -120,9 +122,18 @@ def gain(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def all_pairs(places: Sequence[Path]) -> list[Pair]:
+    """The minimal pairs of files and folders.
+
+    Raises:
+        DataError: there is none, or a file is no file of pairs.
+    """
+    return [pair for path in find(places) for pair in read(path)]
+
+
 def pairs(model: Model, generator: Model | None, places: Sequence[Path]) -> dict[str, Any]:
     """The accuracy on minimal pairs, of at most :data:`PAIRS`, equally many per paradigm."""
-    chosen = [pair for path in find(places) for pair in read(path)]
+    chosen = all_pairs(places)
     if len(chosen) > PAIRS:
         chosen = sample(chosen, PAIRS)
     device = usual_device()
@@ -137,13 +148,25 @@ def pairs(model: Model, generator: Model | None, places: Sequence[Path]) -> dict
     }
 
 
+def labelled(path: Path) -> tuple[Task, Split, Split, str]:
+    """The task of a labelled file, its examples to train on and to score on, and what was inferred about it.
+
+    Raises:
+        ConfigError, DataError: it is no labelled file, or has too few examples.
+    """
+    about, said = task_of(path, Given())
+    examples = about.read([path], "train")
+    about = completed(about, examples)
+    try:
+        return about, *hold_out(examples), said
+    except DataError as error:
+        raise DataError(f"{str(error).partition(';')[0]}; give more examples") from None
+
+
 def task(model: Model, path: Path, out: Path, seeds: int) -> dict[str, Any]:
     """The scores of fine-tuning on a labelled file over seeds, on a held-out tenth."""
-    about, said = task_of(path, Given())
+    about, train, dev, said = labelled(path)
     log.info(said)
-    train = about.read([path], "train")
-    about = completed(about, train)
-    train, dev = hold_out(train)
     outcome = trials.run(
         replace(protocol("plain"), seeds=seeds),
         model,

@@ -19,19 +19,24 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from encoderlab.adapt import measure
 from encoderlab.adapt.recipe import recipe_of
-from encoderlab.adapt.text import SourceText, read, split
-from encoderlab.adapt.vocabulary import extend, retrain, rows, transplant
+from encoderlab.adapt.text import SourceText, TextAmount, choose, chosen, read, split
+from encoderlab.adapt.vocabulary import extend, family_of, retrain, rows, transplant
+from encoderlab.batches.loader import Loader
+from encoderlab.batches.streams import StreamFormat
 from encoderlab.config import Bounded, Count, Positive, Rate, override, to_dict
 from encoderlab.corpus.assemble import Selection
 from encoderlab.corpus.build import BuildSettings, GivenTokenizer, Progress, build_corpus
+from encoderlab.corpus.chunks import batched
 from encoderlab.corpus.sealed import ORIGIN
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Tokenizer
@@ -42,14 +47,17 @@ from encoderlab.interchange import checksums
 from encoderlab.interchange import folder as folders
 from encoderlab.interchange.load import load_pair
 from encoderlab.interchange.places import commits, pin
-from encoderlab.measure.pairs.reading import find
 from encoderlab.measure.runs import read_run
 from encoderlab.model import Model, count_parameters
+from encoderlab.models.base import resized
+from encoderlab.objectives.distill import DistillSettings
 from encoderlab.sealed import Damaged, digest, read_record, write_record
-from encoderlab.tasks.data.infer import Given, task_of
 from encoderlab.train.checkpoint import put_aside
 from encoderlab.train.checks import check
-from encoderlab.train.networks import fit
+from encoderlab.train.corpus_data import row_framing
+from encoderlab.train.distributed import join
+from encoderlab.train.networks import bare_objective, fit
+from encoderlab.train.optim import group_parameters
 from encoderlab.train.pretraining import models_at, pretrain
 from encoderlab.train.recipe import Recipe
 
@@ -60,6 +68,8 @@ MOST_UNKNOWN = 0.05  # share of the domain's tokens; the model cannot learn unkn
 FEWEST_BYTES = 1.5  # bytes per token, for byte-level vocabularies, in which nothing is unknown
 VALIDATION = 0.02  # of the corpus, for stopping
 SAMPLE = 8_000_000  # characters to train a vocabulary on
+MOST_TOKENS = 1e12  # of any text
+BATCH = 1 << 20  # characters that are tokenized at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,26 +127,87 @@ class Adaptation:
         self.out, self.say, self.progress = out, say, progress
         self.plan = plan = self._claim(plan)
         self.origin = digest(_plain(asdict(plan)))  # of everything made from here on
-        self.model, self.generator = self._given()
+        self.place = self._given()
+        self.model, self.generator = load_pair(self.place)
         self.tokenizer = tokenizer_of(self.model)
+        self.kinds = ("domain", "general") if plan.replay else ("domain",)
+        self.new: Tokenizer | None = None  # the changed vocabulary, if it was made for the checks
+        self.written = False  # whether the text of the stage is there
+        self._check()
+
+    def _check(self) -> None:
+        """Refuse everything that can be refused, before any work and before anything is written.
+
+        Raises:
+            ConfigError, DataError: the model, its vocabulary, the recipe or the text do not fit together.
+        """
+        plan = self.plan
         recipe_of(self.model, self.generator, tokens=1, passes=1, seed=1)
         if plan.added and self.tokenizer.kind != "wordpiece":
             extend(self.tokenizer, (), 1)
+        if plan.vocabulary == "new":
+            family_of(self.tokenizer, self.model.config.family)
         if plan.vocabulary != "keep" and self.model.config.encoder.adaptive is not None:
             raise ConfigError("the words of an adaptive softmax are ordered by frequency; keep the model's vocabulary")
         if plan.pairs:
-            find([Path(place) for place in plan.pairs])
+            measure.all_pairs([Path(place) for place in plan.pairs])
         if plan.task is not None:
             if not Path(plan.task).is_file():
                 raise ConfigError(f"--task {plan.task}: no such file; give labelled texts")
-            task_of(Path(plan.task), Given())
+            measure.labelled(Path(plan.task))
+        self._check_recipe()
         self.text = SourceText(plan.text)
         self.text.check()
+        self.taken = {"domain": choose(self.text.lots)}
         self._check_readable()
         self.general = SourceText(plan.replay) if plan.replay else None
-        if self.general is not None and not self.general.amount.characters:
-            raise DataError(f"{self.general.name}: has no text to replay; give other text, or leave out --replay")
-        self.kinds = ("domain",) if self.general is None else ("domain", "general")
+        if self.general is not None:
+            self.general.check_general(replayed=bool(plan.replay_share))
+            self.taken["general"] = choose(self.general.lots, self._wanted)
+        if not self._record("text").exists():  # else an earlier session has checked the rest
+            self.new = None if plan.vocabulary == "keep" else self._vocabulary()
+            self._check_warmup()
+
+    def _check_recipe(self) -> None:
+        """Refuse fields that cannot work with the model, whatever the text.
+
+        Raises:
+            ConfigError: says which.
+        """
+        recipe = self._recipe(self.model, self.generator, MOST_TOKENS)
+        self.warmup = recipe.schedule.warmup
+        if recipe.evaluation.pairs is not None:
+            raise ConfigError("evaluation.pairs is not measured in an adaptation; give --pairs instead")
+        check(recipe)
+        join(recipe.execution.device)
+        if not isinstance(recipe.objective, DistillSettings):  # its teacher is read in the training
+            with torch.device("meta"):
+                group_parameters(bare_objective(recipe), recipe.optim)
+        if (self.out / "run" / "checkpoints").exists():
+            return
+        networks = {"model": recipe.model, "generator": recipe.generator}
+        sizes = {name: one and resized(one, vocab=self.tokenizer.vocab_size) for name, one in networks.items()}
+        fit(replace(recipe, init_from=str(self.place), **sizes), self.tokenizer)  # type: ignore[arg-type]
+
+    def _check_warmup(self) -> None:
+        """Refuse a warm-up of more steps than the text has.
+
+        Raises:
+            ConfigError: says so.
+        """
+        if self.warmup < 1:  # a share
+            return
+        tokenizer, tokens = self.new or self.tokenizer, 0
+        for kind in self.kinds:
+            for texts in batched(self._training(kind), BATCH):
+                tokens += len(tokenizer.encode_corpus(texts).ids)
+        self._recipe(self.model, self.generator, tokens)
+
+    @property
+    def _wanted(self) -> float:
+        """The characters of general text to replay."""
+        taken, share = self.taken["domain"], self.plan.replay_share
+        return float(taken[taken > 0].sum()) * share / (1 - share)
 
     def _claim(self, plan: AdaptationPlan) -> AdaptationPlan:
         """The plan with the commit of a model of the Hub; the folder belongs to this plan from now on.
@@ -171,13 +242,14 @@ class Adaptation:
             )
         return plan
 
-    def _given(self) -> tuple[Model, Model | None]:
+    def _given(self) -> str:
+        """The place of the model to adapt: its copy, once there is one."""
         kept = self.out / "given"
         if whole(kept):
-            return load_pair(kept)
+            return str(kept)
         if kept.exists() and {path.name for path in kept.iterdir()} - {"generator"}:  # killed before the discriminator
             raise DataError(f"{kept}: its config.json is missing or damaged; restore it, or choose another --out")
-        return load_pair(self.plan.model)
+        return self.plan.model
 
     def _check_readable(self) -> None:
         """Refuse text in a script that the vocabulary does not cover.
@@ -256,6 +328,7 @@ class Adaptation:
             save(self.model, self.generator, self.out / "given")
         texts = [self._place(f"{kind}{part}") for kind in ("domain", "general") for part in ("", "-held-out")]
         record: dict[str, Any] = {"text": self.stage("text", self._split, *texts)}
+        self.written = True
         self.origin = digest([self.origin, [sha256(text) for text in texts if text.exists()]])
         record["vocabulary"] = self.stage("vocabulary", self._start)
         self.stage("corpus", self._build)
@@ -273,28 +346,52 @@ class Adaptation:
         return self.out / "text" / f"{name}.jsonl"
 
     def _split(self) -> dict[str, Any]:
-        train, apart = split(self.text, self._place("domain"), self._place("domain-held-out"))
+        train, apart = self._write("domain", self.text)
         counts = {"domain": asdict(train), "domain held out": asdict(apart)}
         if self.general is not None:
-            share = self.plan.replay_share
-            characters = train.characters * share / (1 - share)
-            part = min(1.0, characters / self.general.amount.characters)
-            train, apart = split(self.general, self._place("general"), self._place("general-held-out"), share=part)
+            train, apart = self._write("general", self.general)
             counts |= {"general": asdict(train), "general held out": asdict(apart)}
-            if train.characters < 0.9 * characters:
-                self.say(f"general text is short: {train.characters:,} characters are replayed, not {characters:,.0f}")
+            if train.characters < 0.9 * self._wanted:
+                self.say(
+                    f"general text is short: {train.characters:,} characters are replayed, not {self._wanted:,.0f}"
+                )
         return counts
+
+    def _write(self, kind: str, text: SourceText) -> tuple[TextAmount, TextAmount]:
+        return split(text, self.taken[kind], self._place(kind), self._place(f"{kind}-held-out"))
+
+    def _training(self, kind: str) -> Iterable[str]:
+        """The documents to train on: as they were written, or will be."""
+        if self.written:
+            return read(self._place(kind))
+        text = self.general if kind == "general" else self.text
+        assert text is not None
+        return chosen(text, self.taken[kind])
 
     def _texts(self) -> list[str]:
         """Domain and general text to train a vocabulary on, at most :data:`SAMPLE` characters."""
         texts, taken = [], 0
         for kind in self.kinds:
-            for text in read(self._place(kind)):
+            for text in self._training(kind):
                 texts.append(text)
                 taken += len(text)
                 if taken > SAMPLE:
                     return texts
         return texts
+
+    def _vocabulary(self) -> Tokenizer:
+        """The changed vocabulary.
+
+        Raises:
+            ConfigError, DataError: the text is too little for one.
+        """
+        old = self.tokenizer
+        if self.plan.added:
+            return extend(old, self._training("domain"), self.plan.added)
+        new = retrain(old, self._texts(), self.model.config.family)
+        if new.vocab_size < old.vocab_size:
+            self.say(f"the text supports a vocabulary of {new.vocab_size:,} tokens, fewer than {old.vocab_size:,}")
+        return new
 
     def _start(self) -> dict[str, Any]:
         """The model with the chosen vocabulary."""
@@ -302,9 +399,8 @@ class Adaptation:
         model, generator = self.model, self.generator
         facts: dict[str, Any] = {"kind": plan.vocabulary, "tokens": [old.vocab_size]}
         if plan.vocabulary != "keep":
-            texts = self._texts()
-            new = extend(old, read(self._place("domain")), plan.added) if plan.added else retrain(old, texts)
-            made = rows(old, new, texts, neighbours=not plan.added)
+            new = self.new or self._vocabulary()
+            made = rows(old, new, self._texts(), neighbours=not plan.added)
             model = transplant(model, new, made)
             generator = None if generator is None else transplant(generator, new, made)
             facts |= {"kept": made.kept, "neighbours": made.neighbours, "pieces": made.pieces}
@@ -329,19 +425,41 @@ class Adaptation:
             self.out / "corpus",
             progress=self.progress,
         )
+        if self.warmup >= 1:  # some documents may not have joined the corpus
+            self.recipe()
         return {"tokens": Corpus(self.out / "corpus").num_tokens}
 
     def recipe(self) -> Recipe:
         """The recipe of the training, with the fields that the user set."""
         model, generator = load_pair(self.out / "start")
         corpus = Corpus(self.out / "corpus")
-        recipe = recipe_of(model, generator, tokens=corpus.num_tokens, passes=self.plan.passes, seed=self.plan.seed)
-        recipe = override(recipe, self.plan.fields, where="--set") if self.plan.fields else recipe
+        recipe = self._recipe(model, generator, corpus.num_tokens)
+        if not any(name.startswith("evaluation.") for name in self.plan.fields) and not self._validates(recipe):
+            recipe = replace(recipe, evaluation=replace(recipe.evaluation, best=None, patience=None))
         return replace(recipe, init_from=str((self.out / "start").resolve()))
+
+    def _validates(self, recipe: Recipe) -> bool:
+        """Whether the held-out part of the corpus has a window of text, if rows follow each other in streams."""
+        if not isinstance(recipe.format, StreamFormat):
+            return True
+        held_out = Corpus(self.out / "corpus", "validation")
+        framing = row_framing(Tokenizer.load(held_out.tokenizer_path))
+        try:
+            for phase in recipe.phases:
+                Loader(held_out, recipe.format, phase.length, framing=framing, seed=1, batch_rows=2, epochs=1)
+        except DataError:
+            return False
+        return True
+
+    def _recipe(self, model: Model, generator: Model | None, tokens: float) -> Recipe:
+        recipe = recipe_of(model, generator, tokens=tokens, passes=self.plan.passes, seed=self.plan.seed)
+        return override(recipe, self.plan.fields, where="--set") if self.plan.fields else recipe
 
     def _train(self) -> dict[str, Any]:
         recipe, corpus = self.recipe(), self.out / "corpus"
         check(recipe)
+        if recipe.evaluation.best is None and "evaluation.best" not in self.plan.fields:
+            self.say(f"the text is too short to validate on: training takes all {recipe.budget.amount:,.0f} steps")
         if not (self.out / "run" / "checkpoints").exists():
             fit(recipe, Tokenizer.load(Corpus(corpus).tokenizer_path))
         outcome = pretrain(recipe, corpus, self.out / "run")

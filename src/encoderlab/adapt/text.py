@@ -1,17 +1,22 @@
 """The text of an adaptation: documents of any source, some held out, and a share of general text to replay.
 
-A hash of each document decides whether it is held out or replayed, so the choice depends neither on the order of the
-documents nor on other documents. Equal documents count once.
+A hash of each document decides whether it is held out, and how early it is replayed, so the choice does not depend on
+the order of the documents. Equal documents count once.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+import math
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
+from encoderlab.corpus.assemble import TWO_HELD_OUT
 from encoderlab.corpus.build import resolve_sources
 from encoderlab.corpus.documents import read_documents
 from encoderlab.corpus.manifest import MANIFEST, verify
@@ -23,7 +28,9 @@ from encoderlab.files import replace_file
 
 LEAST = 20_000  # characters of a domain; a model memorises less text after a few passes
 FEW = 40  # documents; fewer are cut into pieces
-PIECE = 2_000  # characters of such a piece, about
+PIECE, MANY = 2_000, 60  # characters of such a piece, or less so that there are about so many pieces
+APART = -1  # mark of a document that is held out
+TRAINED = TWO_HELD_OUT  # documents to train on, at least, so that the corpus can validate on two of them
 HELD_OUT = 0.05  # share of the documents
 
 
@@ -41,13 +48,21 @@ def documents(places: Sequence[str]) -> Iterator[str]:
     Raises:
         ConfigError, DataError: no file, or none that can be read.
     """
+    yield from _different(
+        text
+        for place in places
+        for text in (_of_corpus(Path(place)) if (Path(place) / MANIFEST).exists() else _of_sources(place))
+    )
+
+
+def _different(texts: Iterable[str]) -> Iterator[str]:
+    """Each text once, and none that is empty."""
     seen: set[bytes] = set()
-    for place in places:
-        for text in _of_corpus(Path(place)) if (Path(place) / MANIFEST).exists() else _of_sources(place):
-            key = hashlib.sha256(text.encode("utf-8", "replace")).digest()[:16]
-            if text and key not in seen:
-                seen.add(key)
-                yield text
+    for text in texts:
+        key = hashlib.sha256(text.encode("utf-8", "replace")).digest()[:16]
+        if text and key not in seen:
+            seen.add(key)
+            yield text
 
 
 def _of_sources(place: str) -> Iterator[str]:
@@ -67,24 +82,35 @@ def _of_corpus(folder: Path) -> Iterator[str]:
 
 
 class SourceText:
-    """The documents of ``places``; fewer than :data:`FEW` documents are cut into pieces of about :data:`PIECE`
-    characters.
+    """The documents of ``places``. Fewer than :data:`FEW` documents are cut into pieces (:func:`_pieces`), of which
+    equal ones count once.
     """
 
     def __init__(self, places: Sequence[str]) -> None:
         self.places = tuple(places)
-        count = characters = 0
         self.sample: list[str] = []  # the first 2,000 characters of up to 500 documents
-        for text in documents(self.places):
-            count, characters = count + 1, characters + len(text)
-            if len(self.sample) < 500:
-                self.sample.append(text[:PIECE])
+        self.piece: int | None = None  # characters of a piece, at least
+        self.lots = self._draw()
+        count, characters = len(self.lots), int(self.lots[:, 2].sum())
         self.amount = TextAmount(documents=count, characters=characters)
-        self.pieces = count < FEW
+        if count < FEW:
+            self.piece = min(PIECE, max(LEAST, characters) // MANY)
+            self.lots = self._draw()
+
+    def _draw(self) -> np.ndarray:
+        """For each document its chances to be held out and to be trained on, and its characters, (d, 3) float64."""
+        lots = array("d")
+        for number, text in enumerate(self):
+            lots.extend((chance("held out", text), chance("train", text), len(text)))
+            if self.piece is None and number < 500:
+                self.sample.append(text[:PIECE])
+        return np.array(lots).reshape(-1, 3)
 
     def __iter__(self) -> Iterator[str]:
-        for text in documents(self.places):
-            yield from _pieces(text) if self.pieces else (text,)
+        if (size := self.piece) is not None:
+            yield from _different(piece for text in documents(self.places) for piece in _pieces(text, size))
+        else:
+            yield from documents(self.places)
 
     @property
     def name(self) -> str:
@@ -94,25 +120,64 @@ class SourceText:
         """Refuse text that is too little to adapt to.
 
         Raises:
-            DataError: fewer than :data:`LEAST` characters.
+            DataError: fewer than :data:`LEAST` characters, or the same few again and again.
         """
         if self.amount.characters < LEAST:
             raise DataError(
                 f"{self.name}: has {self.amount.characters:,} characters, too few to adapt to; give at least {LEAST:,} "
                 "(about ten pages), or fine-tune the model as it is"
             )
+        if len(self.lots) <= TRAINED:
+            raise DataError(
+                f"{self.name}: repeats itself, with {len(self.lots)} different pieces of {self.piece} characters; give "
+                f"text with more than {TRAINED}"
+            )
+
+    def check_general(self, *, replayed: bool) -> None:
+        """Refuse general text that cannot be held out, or not be ``replayed`` besides.
+
+        Raises:
+            DataError: too little.
+        """
+        if not self.amount.characters:
+            raise DataError(f"{self.name}: has no text to replay; give other text, or leave out --replay")
+        if replayed and len(self.lots) < 2:
+            raise DataError(f"{self.name}: has too little text to replay some and hold some out; give more")
 
 
-def _pieces(text: str) -> Iterator[str]:
-    """Consecutive lines of ``text``, about :data:`PIECE` characters together."""
+def _pieces(text: str, size: int) -> list[str]:
+    """Consecutive lines of ``text``, together about ``size`` characters, and at most three times as many; long lines
+    are cut.
+    """
+    pieces: list[str] = []
     taken: list[str] = []
     for line in text.split("\n"):
-        taken.append(line)
-        if sum(map(len, taken)) >= PIECE:
-            yield "\n".join(taken)
+        first, *others = _parts(line, size)
+        taken.append(first)
+        if others or sum(map(len, taken)) >= size:
+            pieces += ["\n".join(taken), *others]
             taken = []
-    if taken:
-        yield "\n".join(taken)
+    if taken and pieces:
+        taken.insert(0, pieces.pop())
+    return [*pieces, "\n".join(taken)] if taken else pieces
+
+
+def _parts(line: str, size: int) -> Iterator[str]:
+    """A line in equal parts of about ``size`` characters."""
+    for left in range(max(1, round(len(line) / size)), 1, -1):
+        part = beginning(line, len(line) // left)
+        yield part
+        line = line[len(part) :].lstrip()
+    yield line
+
+
+def beginning(text: str, characters: int) -> str:
+    """The first ``characters`` of a text, up to the end of the word; a very long word is cut."""
+    if characters >= len(text):
+        return text
+    rest = text[characters : characters + 100]
+    end = next((number for number, char in enumerate(rest) if char.isspace()), 0)
+    return text[: characters + end]
 
 
 def chance(kind: str, text: str) -> float:
@@ -121,26 +186,50 @@ def chance(kind: str, text: str) -> float:
     return int.from_bytes(digest[:8], "big") / 2**64
 
 
-def split(text: SourceText, train: Path, held_out: Path, *, share: float = 1.0) -> tuple[TextAmount, TextAmount]:
-    """Write the documents of ``text`` as JSON lines: the held-out share :data:`HELD_OUT`, and a ``share`` of the
-    others.
+def choose(lots: np.ndarray, wanted: float | None = None) -> np.ndarray:
+    """How many characters of each document to train on, (d,) int64: all, 0, or :data:`APART` for held-out ones.
 
-    Raises:
-        DataError: one of the two parts is empty.
+    Held out are the documents whose chance is below :data:`HELD_OUT`: at least the one of the smallest chance, and not
+    so many that fewer than :data:`TRAINED` are left. Of ``wanted`` characters to train on, documents are taken in the
+    order of their chances, and of the last one only as much as is wanted.
+
+    Args:
+        lots: see :attr:`SourceText.lots`, (d, 3).
+        wanted: None takes all that are not held out.
     """
+    chances, order, sizes = lots[:, 0], np.argsort(lots[:, 1], kind="stable"), lots[:, 2].astype(np.int64)
+    apart = max(1, min(int((chances < HELD_OUT).sum()), len(lots) - TRAINED))
+    held_out = np.zeros(len(lots), bool)
+    held_out[np.argsort(chances, kind="stable")[:apart]] = True
+    taken = np.where(held_out, APART, sizes)
+    if wanted is not None:
+        order = order[~held_out[order]]
+        before = np.cumsum(sizes[order]) - sizes[order]
+        taken[order] = np.clip(math.ceil(wanted) - before, 0, sizes[order])
+    return taken
+
+
+def chosen(text: SourceText, taken: np.ndarray) -> Iterator[str]:
+    """What of ``text`` is trained on, as :func:`choose` says."""
+    for document, characters in zip(text, taken.tolist(), strict=False):
+        if characters > 0:
+            yield beginning(document, characters)
+
+
+def split(text: SourceText, taken: np.ndarray, train: Path, held_out: Path) -> tuple[TextAmount, TextAmount]:
+    """Write what of ``text`` is trained on, and what is held out, as JSON lines; returns both amounts."""
     counts = [[0, 0], [0, 0]]
     train.parent.mkdir(parents=True, exist_ok=True)
     with replace_file(train) as kept, replace_file(held_out) as apart:
-        for document in text:
-            side = chance("held out", document) < HELD_OUT
-            if not side and chance("train", document) >= share:
+        for document, characters in zip(text, taken.tolist(), strict=False):
+            if not characters:
                 continue
+            side = characters == APART
+            part = document if side else beginning(document, characters)
             counts[side][0] += 1
-            counts[side][1] += len(document)
-            (apart if side else kept).write(json.dumps({"text": document}).encode() + b"\n")
-    if not counts[1][0] or share and not counts[0][0]:
-        raise DataError(f"{text.name}: has too few different documents to hold some out; give more text")
-    trained, left = (TextAmount(documents=number, characters=characters) for number, characters in counts)
+            counts[side][1] += len(part)
+            (apart if side else kept).write(json.dumps({"text": part}).encode() + b"\n")
+    trained, left = (TextAmount(documents=number, characters=size) for number, size in counts)
     return trained, left
 
 

@@ -24,6 +24,7 @@ import torch
 
 from encoderlab.corpus.special_tokens import FAMILIES
 from encoderlab.corpus.tokenizer import Tokenizer
+from encoderlab.corpus.tokenizer_training import TooLarge, TooSmall
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.model import Model
 from encoderlab.models.base import resized
@@ -73,14 +74,48 @@ def extend(tokenizer: Tokenizer, texts: Iterable[str], count: int) -> Tokenizer:
     return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(parts)), tokenizer.special_tokens, tokenizer.options)
 
 
-def retrain(tokenizer: Tokenizer, texts: Iterable[str]) -> Tokenizer:
-    """A tokenizer of the same kind, size, special tokens and letter case, trained on ``texts``."""
-    family = next((name for name, one in FAMILIES.items() if one.special_tokens == tokenizer.special_tokens), None)
-    if family is None:
+def family_of(tokenizer: Tokenizer, model_family: str) -> str:
+    """The family whose special tokens and framing a new tokenizer gets: those of ``tokenizer``; of several, that of the
+    model.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    special = tokenizer.special_tokens
+    same = [
+        name
+        for name, one in FAMILIES.items()
+        if one.special_tokens.framing == special.framing and one.special_tokens.roles() == special.roles()
+    ]
+    if not same:
         raise ConfigError("no tokenizer can be trained with the model's special tokens; keep its vocabulary")
+    own = "deberta-v2" if model_family == "deberta" and tokenizer.kind != "bpe" else model_family
+    return own if own in same else same[0]
+
+
+def retrain(tokenizer: Tokenizer, texts: Sequence[str], model_family: str) -> Tokenizer:
+    """A tokenizer of the same kind, special tokens and letter case, trained on ``texts``: of the same size, or the
+    largest that they support.
+
+    Raises:
+        ConfigError: see :func:`family_of`; or the letters of the text do not fit the size.
+    """
+    family = family_of(tokenizer, model_family)
     lowercase = tokenizer.kind != "bpe" and len(tokenizer.encode("A")) == len(tokenizer.encode("a")) == 1
     lowercase = lowercase and tokenizer.encode("A").ids[0] == tokenizer.encode("a").ids[0]
-    return Tokenizer.train(tokenizer.kind, texts, tokenizer.vocab_size, family=family, lowercase=lowercase)
+    size = tokenizer.vocab_size
+    while True:
+        try:
+            return Tokenizer.train(tokenizer.kind, texts, size, family=family, lowercase=lowercase)
+        except TooLarge as error:
+            if error.supported >= size:
+                raise
+            size = error.supported
+        except TooSmall:
+            raise ConfigError(
+                f"the letters of the text do not fit a vocabulary of {size} tokens, the size of the model's; "
+                "give a model with a larger one"
+            ) from None
 
 
 def rows(old: Tokenizer, new: Tokenizer, texts: Sequence[str], *, neighbours: bool) -> RowOrigins:

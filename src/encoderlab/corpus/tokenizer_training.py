@@ -110,7 +110,7 @@ def _byte_bpe(sample: Sequence[str], vocab_size: int, family: VocabularyFamily) 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     smallest = len(family.first) + len(letters) + len(family.last)
     if vocab_size < smallest:
-        raise ConfigError(f"--vocab-size {vocab_size} does not hold the 256 bytes; choose at least {smallest}")
+        raise TooSmall(f"--vocab-size {vocab_size} does not hold the 256 bytes; choose at least {smallest}")
     trainer = trainers.BpeTrainer(
         vocab_size=_bounded(vocab_size - len(family.last), sample, smallest),
         min_frequency=MIN_FREQUENCY,
@@ -227,11 +227,24 @@ def _alphabet(sample: Sequence[str], backend: tokenizers.Tokenizer, vocab_size: 
     return sorted(ranked[:number])
 
 
-def _too_large(vocab_size: int, supported: int) -> ConfigError:
-    return ConfigError(
-        f"--vocab-size {vocab_size} is larger than the text supports; choose at most {supported}, or give more text"
+class TooLarge(ConfigError):
+    """The text supports only a vocabulary of ``supported`` tokens."""
+
+    def __init__(self, message: str, supported: int = 0) -> None:
+        super().__init__(message)
+        self.supported = supported
+
+
+def _too_large(vocab_size: int, supported: int) -> TooLarge:
+    return TooLarge(
+        f"--vocab-size {vocab_size} is larger than the text supports; choose at most {supported}, or give more text",
+        supported,
     )
 
 
-def _too_small(vocab_size: int, smallest: int) -> ConfigError:
-    return ConfigError(f"--vocab-size {vocab_size} does not hold the alphabet of the text; choose at least {smallest}")
+class TooSmall(ConfigError):
+    """The letters of the text do not fit the size of the vocabulary."""
+
+
+def _too_small(vocab_size: int, smallest: int) -> TooSmall:
+    return TooSmall(f"--vocab-size {vocab_size} does not hold the alphabet of the text; choose at least {smallest}")

@@ -129,7 +129,7 @@ def read_task(data: dict[str, Any], source: str, model_type: str, config: ModelC
         choice = kind == "MultipleChoice"
         theirs = (CHOICE if choice else SEQUENCE).get(model_type)
         if theirs is None:
-            raise _unknown(architecture)
+            raise _unknown(fields, architecture)
         labels = CHOICES if choice else _answers(fields, _labels(fields))
         several = not choice and fields.take("problem_type", None) == SEVERAL
         head = replace(_classification(fields, theirs, len(labels)), several=several)
@@ -145,7 +145,7 @@ def read_task(data: dict[str, Any], source: str, model_type: str, config: ModelC
         field, usual = _answer_dropout(model_type)
         head = Span(dropout=fields.number(field, usual), prediction=_prediction(fields, model_type))
     else:
-        raise _unknown(architecture)
+        raise _unknown(fields, architecture)
     if SEQUENCE[model_type].prediction:  # its weights have the same names as in the LM head
         config = replace(config, lm=None)
     return replace(config, task=head, labels=labels)
@@ -159,8 +159,10 @@ def _architecture(fields: Fields) -> str:
     return names[0]
 
 
-def _unknown(architecture: str) -> DataError:
-    return DataError(f"{architecture} is not implemented; load it as a bare encoder: remove 'architectures'")
+def _unknown(fields: Fields, architecture: str) -> DataError:
+    return DataError(
+        f"{fields.source}: {architecture} is not implemented; load it as a bare encoder: remove 'architectures'"
+    )
 
 
 def _dropout(fields: Fields, name: str, usual: float | None) -> float:
@@ -325,7 +327,7 @@ def _answers(fields: Fields, labels: tuple[str, ...]) -> tuple[str, ...]:
     problem = fields.take("problem_type", None)
     if problem == "regression" and len(labels) > 1:
         raise DataError(
-            f"problem_type 'regression' with {len(labels)} outputs is not implemented, expected 1; "
+            f"{fields.source}: problem_type 'regression' with {len(labels)} outputs is not implemented, expected 1; "
             "load it as a bare encoder: remove 'architectures'"
         )
     return NUMBER if problem == "regression" else labels

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 CONFIG = "config.json"
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-_SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
+_SHARD = re.compile(r"[^/\\]+\.safetensors")  # any plain name; the index says which
 TEXTS = (  # files that readers of models, tokenizers and tasks open, besides the weights
     CONFIG, "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",
     "vocab.json", "merges.txt", "spiece.model", "spm.model", "sentencepiece.model", "sentencepiece.bpe.model",
@@ -38,13 +38,14 @@ def fetch(repo: str, revision: str | None = None) -> Path:
     a warning.
 
     Every fetched file is compared with the Hub's checksum. Weights come last, so a folder with all weights is complete.
+    Of weights in shards, the index comes before them, and those that it names are fetched.
 
     Raises:
         ConfigError: not a name of a model, or no right to read it.
         DataError: no such model or revision; the Hub cannot be reached and the cache has no copy; the model has no
-            safetensors; or a file arrived damaged.
+            safetensors, or lacks some of them; or a file arrived damaged.
     """
-    from huggingface_hub import HfApi, constants, hf_hub_download
+    from huggingface_hub import HfApi, constants
 
     name = repo if revision is None else f"{repo}@{revision}"
     if constants.HF_HUB_OFFLINE:
@@ -63,39 +64,73 @@ def fetch(repo: str, revision: str | None = None) -> Path:
             return folder
         raise _explained(error, name, repo) from None
     files = {file.rfilename: file for file in about.siblings or ()}
+    folder = Path()
     for file in _wanted(list(files), name):
-        known = _in_cache(repo, file, about.sha)
-        try:
-            # The configuration is requested by revision, so that the cache knows the revision.
-            path = Path(hf_hub_download(repo, file, revision=revision if file == CONFIG else about.sha))
-            if file == CONFIG and path.parent.name != about.sha:
-                path = Path(hf_hub_download(repo, file, revision=about.sha))
-        except Exception as error:
-            raise _explained(error, name, repo, file) from None
-        if known is None:
-            _check(path, files[file], name)
-    snapshot = _cached(repo, about.sha)
-    assert snapshot is not None
-    return snapshot
+        folder = _fetched(repo, file, revision, about.sha, files[file], name).parent
+    if WHOLE not in files:
+        shards = _shards(folder / INDEX)
+        if shards is None:
+            raise DataError(
+                f"{name}: its {INDEX} does not say which files have the weights; name another revision, or delete "
+                f"{folder / INDEX} and run again"
+            )
+        if lost := [file for file in shards if file not in files]:
+            raise DataError(
+                f"{name}: lacks {lost[0]}, which its {INDEX} names; name another revision, or give a folder with all "
+                "weights"
+            )
+        for file in shards:
+            _fetched(repo, file, revision, about.sha, files[file], name)
+    return folder
+
+
+def _fetched(repo: str, file: str, revision: str | None, commit: str | None, about: Any, name: str) -> Path:
+    """The path of a file of the model in the cache, fetched and checked if it is not there yet.
+
+    Raises:
+        ConfigError, DataError: it cannot be fetched, or arrived damaged.
+    """
+    from huggingface_hub import hf_hub_download
+
+    known = _in_cache(repo, file, commit)
+    try:
+        # The configuration is requested by revision, so that the cache knows the revision.
+        path = Path(hf_hub_download(repo, file, revision=revision if file == CONFIG else commit))
+        if file == CONFIG and path.parent.name != commit:
+            path = Path(hf_hub_download(repo, file, revision=commit))
+    except Exception as error:
+        raise _explained(error, name, repo, file) from None
+    if known is None:
+        _check(path, about, name)
+    return path
 
 
 def _wanted(files: Sequence[str], name: str) -> list[str]:
-    """Which of a model's files are fetched: its configuration first, its weights last.
+    """Which of a model's files are fetched: its configuration first, its weights, or their index, last.
 
     Raises:
         DataError: it has no configuration, or no safetensors.
     """
     if CONFIG not in files:
         raise DataError(f"{name}: has no {CONFIG}, so it cannot be read; give another model")
-    weights = [WHOLE] if WHOLE in files else [file for file in files if file == INDEX or _SHARD.fullmatch(file)]
-    if not weights or weights != [WHOLE] and INDEX not in weights:
+    weights = next((file for file in (WHOLE, INDEX) if file in files), None)
+    if weights is None:
         others = [file for file in files if file.endswith(PICKLES)]
         has = f" and its {others[0]} is a pickle, which is never fetched" if others else ""
         raise DataError(
             f"{name}: has no {WHOLE}{has}; name a revision that has it ({name.partition('@')[0]}@refs/pr/1, say), "
             "or give a folder with weights that you trust"
         )
-    return [*(file for file in TEXTS if file in files), *sorted(weights, key=lambda file: file != INDEX)]
+    return [*(file for file in TEXTS if file in files), weights]
+
+
+def _shards(index: Path) -> list[str] | None:
+    """The files of weights that an index names; None if it is missing or damaged, or names other files."""
+    try:
+        named = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+        return named if named and all(_SHARD.fullmatch(file) for file in named) else None
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        return None
 
 
 def _in_cache(repo: str, file: str, revision: str | None) -> Path | None:
@@ -116,11 +151,8 @@ def _cached(repo: str, revision: str | None) -> Path | None:
     folder = path.parent
     if (folder / WHOLE).exists():
         return folder
-    try:
-        shards = set(json.loads((folder / INDEX).read_bytes())["weight_map"].values())
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
-        return None
-    return folder if all((folder / shard).exists() for shard in shards) else None
+    shards = _shards(folder / INDEX)
+    return folder if shards and all((folder / shard).exists() for shard in shards) else None
 
 
 def _check(path: Path, about: Any, name: str) -> None:

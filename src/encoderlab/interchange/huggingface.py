@@ -20,6 +20,7 @@ from encoderlab.files import check_new
 from encoderlab.interchange import checksums, configs, heads, name_tables, names, reading
 from encoderlab.interchange import folder as folders
 from encoderlab.interchange.assemble import assemble
+from encoderlab.interchange.configs.fields import Fields
 from encoderlab.interchange.files import SAFE, read_json, read_tensors, write_weights
 from encoderlab.model import Model
 from encoderlab.models.base import ModelConfig
@@ -46,6 +47,7 @@ USES = {  # the ending of a class name, and the Hub's name of its task
     "ForQuestionAnswering": "question-answering",
     "ForMultipleChoice": "multiple-choice",
 }
+TIED = "tie_word_embeddings"  # a field of config.json
 # Ids to write to config.json if the model has no tokenizer: pad, bos, eos.
 TOKEN_IDS = {"roberta": (1, 0, 2), "albert": (0, 2, 3), "xlnet": (5, 1, 2)}
 
@@ -65,11 +67,14 @@ def load(folder: str | os.PathLike[str], *, allow_missing: bool = False) -> Mode
     checksums.verify(folder)
     data = read_json(folder / "config.json")
     source = str(folder / "config.json")
-    format, config = configs.read(data, source)
+    untied = data.get(TIED) is False and data.get("model_type") != "transfo-xl"  # whose own field it is
+    format, config = configs.read({**data, TIED: True} if untied else data, source)
     config = heads.read_task(data, source, format.model_type, config)
     model = assemble(
         config, read_tensors(folder), name_table_of(config, format.model_type), folder, allow_missing=allow_missing
     )
+    if untied and model.config.lm is not None:  # without an LM head there is no output table to tie
+        Fields(data, source).only(TIED, True)
     reading.give_tokenizer(model, _tokenizer(folder), folder)
     return model
 
@@ -296,8 +301,6 @@ def _notes(config: ModelConfig) -> list[str]:
         notes.append("transformers has no class for this family's detection head; the file still has its weights")
     if config.pooler is not None and config.lm is not None and not config.pair:
         notes.append("the masked-LM class in transformers has no pooler; the file still has its weights, for AutoModel")
-    if isinstance(config.task, Classification) and config.family == "transformer_xl":
-        notes.append("transformers 5 no longer has Transformer-XL")
-    elif config.family == "transformer_xl":
+    if config.family == "transformer_xl":
         notes.append("transformers 5 no longer has Transformer-XL; releases 4.0 to 4.35 read this folder")
     return notes
