@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,8 @@ from encoderlab.tasks.data.task import Task
 from encoderlab.tasks.runs.protocol import Protocol
 from encoderlab.tasks.runs.trials import ProtocolResult, ResultRow, baseline_rows, describe, system_row
 from encoderlab.tasks.scoring.averages import AVERAGES
+
+MOST_LABELS = 50  # in a table; --json has all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,11 +106,16 @@ def averages_of(outcomes: Sequence[ProtocolResult]) -> dict[str, float]:
 
 def show_statistics(task: str, splits: Mapping[str, Mapping[str, Any]]) -> None:
     """Print the statistics of a task's splits (:func:`encoderlab.commands.finetune_stages.statistics`)."""
-    labels = dict.fromkeys(label for counts in splits.values() for label in counts["labels"])
+    labels = Counter[str]()
+    for counts in splits.values():
+        labels.update(counts["labels"])
+    shown = [label for label, _ in labels.most_common(MOST_LABELS)] if len(labels) > MOST_LABELS else list(labels)
     rows = [["examples", *(f"{counts['examples']:,}" for counts in splits.values())]]
     rows += [
-        [f"label {label}", *(f"{counts['labels'].get(label, 0):,}" for counts in splits.values())] for label in labels
+        [f"label {label}", *(f"{counts['labels'].get(label, 0):,}" for counts in splits.values())] for label in shown
     ]
+    if len(shown) < len(labels):
+        rows.append([f"and {len(labels) - len(shown):,} less frequent labels", *("" for _ in splits)])
     rows += [
         [f"tokens: {name}", *(f"{counts['tokens'][name]:,}" for counts in splits.values())]
         for name in ("median", "95%", "longest")

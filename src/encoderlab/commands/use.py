@@ -267,7 +267,7 @@ def predict(
         One file, several files or folders, or texts.
     out
         File to write, one JSON object per line. Without it predictions are printed. For several files, a folder:
-        FOLDER/NAME.jsonl for each.
+        FOLDER/FILE.csv.jsonl for FILE.csv.
     text
         Column of the text, if it cannot be inferred.
     pair
@@ -310,12 +310,13 @@ def _places(words: Sequence[str], out: Path | None) -> list[Path] | None:
     """
     places, texts = [], []
     for word in words:
-        url = None if any(map(str.isspace, word)) else url_of(word)
+        spaced = any(map(str.isspace, word))
+        url = None if spaced else url_of(word)
         if url is not None and (is_file_name(word) or not url.startswith("http")):
             places.append(local(url))
         elif os.path.isfile(word) or os.path.isdir(word) and ("/" in word or out is not None):
             places.append(Path(word))
-        elif is_file_name(word) and (places or len(words) == 1):
+        elif is_file_name(word) and (places or len(words) == 1 or not spaced):
             raise DataError(f"{word}: no such file; give a file, or texts")
         else:
             texts.append(word)
