@@ -154,7 +154,7 @@ class Training:
         return run(known, self.corpus, setting, self.against)
 
 
-def train(names: list[str], /, *, training: Training, where: Comparisons = ONE_BY_ONE) -> dict[str, Any]:
+def train(names: list[str], /, *, options: Training, where: Comparisons = ONE_BY_ONE) -> dict[str, Any]:
     """Measure training speed: tokens per second, share of the matrix-product peak, memory, time by part.
 
     Contenders take turns in one process tree on the same batches of a real corpus. Compare ratios, because absolute
@@ -172,9 +172,9 @@ def train(names: list[str], /, *, training: Training, where: Comparisons = ONE_B
     from encoderlab.measure.bench import families
 
     for name in names:
-        families.case(name, layers=training.layers, width=training.width)
-    reads, threads = [training.corpus], training.threads
-    return where.measure(training, names, lambda name, result: _show(result), threads=threads, reads=reads)
+        families.case(name, layers=options.layers, width=options.width)
+    reads, threads = [options.corpus], options.threads
+    return where.measure(options, names, lambda name, result: _show(result), threads=threads, reads=reads)
 
 
 @Parameter(name="*")
@@ -229,7 +229,7 @@ class Prediction:
         return run(case(name, layers=self.layers, width=self.width), self.corpus, setting)
 
 
-def predict(names: list[str], /, *, prediction: Prediction, where: Comparisons = ONE_BY_ONE) -> dict[str, Any]:
+def predict(names: list[str], /, *, options: Prediction, where: Comparisons = ONE_BY_ONE) -> dict[str, Any]:
     """Measure prediction speed on texts of mixed lengths. Of several models, each is compared by itself.
 
     Example: encoderlab bench predict bert --corpus corpora/wiki \\
@@ -243,9 +243,9 @@ def predict(names: list[str], /, *, prediction: Prediction, where: Comparisons =
     from encoderlab.measure.bench import families
 
     for name in names:
-        families.case(name, layers=prediction.layers, width=prediction.width)
-    reads, threads = [prediction.corpus], prediction.threads
-    return where.measure(prediction, names, _show_prediction, threads=threads, reads=reads)
+        families.case(name, layers=options.layers, width=options.width)
+    reads, threads = [options.corpus], options.threads
+    return where.measure(options, names, _show_prediction, threads=threads, reads=reads)
 
 
 def _show_prediction(name: str, result: dict[str, Any]) -> None:
@@ -436,7 +436,7 @@ class Serving:
 SERVING = Serving()
 
 
-def serve(models: list[Path], /, *, serving: Serving = SERVING, where: Comparisons = ONE_BY_ONE) -> dict[str, Any]:
+def serve(models: list[Path], /, *, options: Serving = SERVING, where: Comparisons = ONE_BY_ONE) -> dict[str, Any]:
     """Measure servers side by side: requests per second and latency under load. Of several models, each by itself.
 
     Every request is one text; lengths are mixed. All servers stay up and are asked in turns.
@@ -452,8 +452,8 @@ def serve(models: list[Path], /, *, serving: Serving = SERVING, where: Compariso
     models
         Exported folders that make vectors of texts; without --against onnx or int8, any models.
     """
-    reads = [*models, *([serving.python] if serving.python else [])]
-    return where.measure(serving, list(map(str, models)), _show_serving, threads=serving.threads, reads=reads)
+    reads = [*models, *([options.python] if options.python else [])]
+    return where.measure(options, list(map(str, models)), _show_serving, threads=options.threads, reads=reads)
 
 
 def _show_serving(name: str, result: dict[str, Any]) -> None:
