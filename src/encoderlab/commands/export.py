@@ -71,7 +71,7 @@ def export(
     tolerance
         How much of its score the int8 graph may lose, or without labels how often it may disagree, as a share.
     """
-    from encoderlab.deploy.export.folder import ExportSettings
+    from encoderlab.deploy.export.folder import ExportSettings, check_new
     from encoderlab.deploy.export.folder import export as write
     from encoderlab.deploy.export.trace import require
     from encoderlab.deploy.graph import use_of
@@ -80,8 +80,7 @@ def export(
     from encoderlab.tasks.runs.folder import find_task
     from encoderlab.tasks.runs.trials import best_seed
 
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out}: exists and is not empty; choose another folder")
+    check_new(out)
     if int8 != (check is not None):
         raise ConfigError("--int8 is judged on your own texts; give both --int8 and --check FILE, or neither")
     if not 0 <= tolerance < 1:
