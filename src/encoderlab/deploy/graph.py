@@ -64,6 +64,12 @@ def use_of(model: Model, use: Use | Literal["task"] | None = None) -> Use:
     return use or "states"
 
 
+def summary_is_last(model: Model, use: Use) -> bool:
+    """Whether the summary token is a row's last: for XLNet, and for classes of left-to-right models, as in
+    fine-tuning."""
+    return tokenizer_of(model).framing == "xlnet" or (model.config.encoder.causal and use != "span")
+
+
 class Graph(nn.Module):
     """A model without dropout, its convolutions stopping at padding, with the head for its use.
 
@@ -85,7 +91,7 @@ class Graph(nn.Module):
         encoder, head = model.config.encoder, model.config.task
         self.reads_segments = encoder.types > 1 or encoder.position.segments
         self.beam = BEAM.get(head.variant) if use == "span" and head is not None and head.kind == "span" else None
-        self.summary_last = encoder.causal or tokenizer_of(model).framing == "xlnet"
+        self.summary_last = summary_is_last(model, use)
         self.mask_id = tokenizer_of(model).special.mask
 
     @property
@@ -144,7 +150,7 @@ class Graph(nn.Module):
         return (counts.long().cumsum(1) - 1).clamp(min=0)
 
     def _summary(self, doc: Tensor) -> Tensor:
-        """The place of each row's summary token, (B,): its first, or for XLNet and left-to-right models its last."""
+        """The place of each row's summary token, (B,): its first or its last (:func:`summary_is_last`)."""
         index = torch.arange(doc.shape[1], device=doc.device)
         if self.summary_last:
             return torch.where(doc >= 0, index, 0).amax(1)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from encoderlab.batches.batch import stack
-from encoderlab.deploy.graph import Arrays, Run
+from encoderlab.deploy.graph import Arrays, Run, summary_is_last
 from encoderlab.inference import BATCH_TOKENS, by_length
 from encoderlab.model import Model
 from encoderlab.tasks.forms.base import Form
@@ -39,6 +39,7 @@ class TaskReader:
 
     def __init__(self, run: Run, model: Model, form: Form) -> None:
         self.run, self.model, self.form = run, model, form
+        self._last = summary_is_last(model, "span")
 
     def outputs(self, items: Sequence[Item], budget: int = BATCH_TOKENS) -> list[Any]:
         """The scores of every item, as :meth:`encoderlab.tasks.runs.predict.Predictor.outputs` gives them."""
@@ -77,11 +78,6 @@ class TaskReader:
         if getattr(self.model.config.task, "variant", "") == "beam" and not self._last:
             allowed[-1] = False
         return allowed
-
-    @property
-    def _last(self) -> bool:
-        """Whether the summary token is the last one."""
-        return self.form.tokenizer.framing == "xlnet"
 
     def _output(self, output: Arrays, sequence: Encoded) -> Any:
         size = len(sequence)

@@ -21,6 +21,7 @@ from encoderlab.tasks.forms.tagging import TaggingForm
         ("don't -5 a.b", "don't -5 a.b"),
         ("我在Oslo工作2019年。", "我 在 Oslo 工 作 2019 年 。"),
         ("他说：“Oslo，Bergen”（挪威）", "他 说 ： “ Oslo ， Bergen ” （ 挪 威 ）"),
+        ("([MASK]). <mask>, [mask]", "( [MASK] ) . <mask> , [ mask ]"),
         ("𠀀x ...", "𠀀 x . . ."),
         ("  ", ""),
     ],

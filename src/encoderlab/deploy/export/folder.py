@@ -69,10 +69,12 @@ def export(
             graph.
 
     Raises:
-        ConfigError: ``out`` is not empty, the model has no such length, or int8 without ONNX.
+        ConfigError: ``out`` is not empty, the model has no such length or is not in fp32, or int8 without ONNX.
+        DataError: a weight is not finite.
         EncoderlabError: the graph cannot be made, or its outputs differ from the model's.
     """
     check_new(out)
+    _check_weights(model)
     if check_int8 is not None and "onnx" not in settings.to:
         raise ConfigError("--int8 makes a graph of ONNX out of another one; give --to onnx too")
     graph = Graph(model, use)
@@ -114,6 +116,24 @@ def export(
 
     folders.write_whole(out, fill)
     return record
+
+
+def check_new(out: Path) -> None:
+    """
+    Raises:
+        ConfigError: ``out`` is not an empty or a new folder.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out}: exists and is not empty; choose another folder")
+
+
+def _check_weights(model: Model) -> None:
+    for name, weight in model.named_parameters():
+        if weight.dtype != torch.float32:
+            kind = str(weight.dtype).removeprefix("torch.")
+            raise ConfigError(f"the weight {name} is {kind}, a graph is made of float32; export model.float()")
+        if not bool(weight.isfinite().all()):
+            raise DataError(f"the weight {name} has values that are not finite; export an earlier checkpoint")
 
 
 def _longest(graph: Graph, length: int | None) -> int:

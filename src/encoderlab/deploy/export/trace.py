@@ -38,9 +38,11 @@ def trace(graph: Graph) -> torch.export.ExportedProgram:
     Raises:
         EncoderlabError: torch cannot trace it.
     """
-    inputs = example(graph)
-    longest = graph.model.config.encoder.max_length
-    size = {0: torch.export.Dim("rows"), 1: torch.export.Dim("length", min=2, max=longest or 2**20)}
+    longest = graph.model.config.encoder.max_length or 2**20
+    inputs = example(graph, length=min(9, longest))
+    size = {0: torch.export.Dim("rows")}
+    if longest > 2:  # else there is one length
+        size[1] = torch.export.Dim("length", min=2, max=longest)
     shapes = {name: size for name in inputs}
     try:
         with torch.no_grad(), _quiet():

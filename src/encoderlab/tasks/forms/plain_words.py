@@ -11,6 +11,8 @@ import unicodedata
 
 from encoderlab.corpus.words import is_cjk
 
+_SPECIAL = re.compile(r"\[(?:CLS|MASK|PAD|SEP|UNK)\]")  # tokens that begin and end with a mark
+_WHOLE = re.compile(r"\[(?:CLS|MASK|PAD|SEP|UNK)\]$|^[^\W\d_]\.$|^(?:[^\W\d_]+\.){2,}$")  # also J. and U.N.
 Word = tuple[str, int, int]  # with its first character and one past its last
 
 
@@ -35,17 +37,13 @@ def words_of(text: str) -> list[Word]:
 def _stripped(text: str, start: int, end: int) -> list[Word]:
     """A word without the marks around it, which are words of their own."""
     first, last = start, end
-    while first < last and _is_mark(text[first]):
+    while first < last and _is_mark(text[first]) and not _SPECIAL.match(text, first, last):
         first += 1
-    while last > first and _is_mark(text[last - 1]) and not _is_abbreviated(text[first:last]):
+    while last > first and _is_mark(text[last - 1]) and not _WHOLE.search(text[first:last]):
         last -= 1
     marks = [(text[i], i, i + 1) for i in range(start, first)]
     inner = [(text[first:last], first, last)] if first < last else []
     return [*marks, *inner, *((text[i], i, i + 1) for i in range(last, end))]
-
-
-def _is_abbreviated(word: str) -> bool:
-    return re.fullmatch(r"[^\W\d_]\.|(?:[^\W\d_]+\.){2,}", word) is not None
 
 
 def _is_mark(char: str) -> bool:

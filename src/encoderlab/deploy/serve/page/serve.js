@@ -17,15 +17,17 @@ const PAUSE = 120; // milliseconds without a key before the model is asked
 const CHINESE = /[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\u{20000}-\u{2ebef}\u{2f800}-\u{2fa1f}]/u;
 const MARK = /^(?![-#@%&*/\\])[\p{Ps}\p{Pe}\p{Pi}\p{Pf}\p{Po}\p{Pd}]$/u;
 const WIDE = /[\u3000-\u303f\uff00-\uffef]/u;
-const ABBREVIATED = /^(?:\p{L}\.|(?:\p{L}+\.){2,})$/u;
+const SPECIAL = /^\[(?:CLS|MASK|PAD|SEP|UNK)\]/;
+const WHOLE = /\[(?:CLS|MASK|PAD|SEP|UNK)\]$|^\p{L}\.$|^(?:\p{L}+\.){2,}$/u;
 const wordsOf = (text) => [...text.matchAll(/\S+/gu)].flatMap((found) => {
   const words = [];
   let at = found.index;
   const add = (letters) => { const word = letters.join(""); if (word) words.push({ word, start: at, end: (at += word.length) }); };
   const strip = (letters) => {
     let first = 0, last = letters.length;
-    while (first < last && MARK.test(letters[first])) first++;
-    while (last > first && MARK.test(letters[last - 1]) && !ABBREVIATED.test(letters.slice(first, last).join(""))) last--;
+    const part = () => letters.slice(first, last).join("");
+    while (first < last && MARK.test(letters[first]) && !SPECIAL.test(part())) first++;
+    while (last > first && MARK.test(letters[last - 1]) && !WHOLE.test(part())) last--;
     letters.slice(0, first).forEach((letter) => add([letter]));
     add(letters.slice(first, last));
     letters.slice(last).forEach((letter) => add([letter]));
