@@ -488,6 +488,9 @@ def test_further_special_tokens_do_not_matter_to_a_new_vocabulary(place: Path) -
     old = load(place / "model").tokenizer
     more = Tokenizer(old.backend, replace(old.special_tokens, others=("the", "of")))  # as CamemBERT's, say
     assert vocabulary.family_of(more, "bert") == "bert"
+    unigram = Tokenizer.train("unigram", varied(150), 200, family="xlnet")
+    without = Tokenizer(unigram.backend, replace(unigram.special_tokens, eod=None))
+    assert vocabulary.family_of(without, "xlnet") == "xlnet"
     with pytest.raises(ConfigError, match="no tokenizer can be trained with the model's special tokens"):
         vocabulary.family_of(Tokenizer(old.backend, replace(old.special_tokens, pad="the")), "bert")
 
