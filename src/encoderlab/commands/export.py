@@ -71,7 +71,7 @@ def export(
     tolerance
         How much of its score the int8 graph may lose, or without labels how often it may disagree, as a share.
     """
-    from encoderlab.deploy.export.folder import ExportSettings, check_new
+    from encoderlab.deploy.export.folder import ExportSettings
     from encoderlab.deploy.export.folder import export as write
     from encoderlab.deploy.export.trace import require
     from encoderlab.deploy.graph import use_of

@@ -118,15 +118,6 @@ def export(
     return record
 
 
-def check_new(out: Path) -> None:
-    """
-    Raises:
-        ConfigError: ``out`` is not an empty or a new folder.
-    """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out}: exists and is not empty; choose another folder")
-
-
 def _check_weights(model: Model) -> None:
     for name, weight in model.named_parameters():
         if weight.dtype != torch.float32:
