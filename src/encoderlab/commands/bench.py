@@ -80,7 +80,7 @@ def _measured(measure: Measure, name: str, threads: int, say: Callable[[str], No
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class TrainBenchOptions:
+class TrainBench:
     """Measures training of one model.
 
     Parameters
@@ -154,7 +154,7 @@ class TrainBenchOptions:
         return run(known, self.corpus, setting, self.against)
 
 
-def train(names: list[str], /, *, options: TrainBenchOptions, where: Comparisons = ONE_BY_ONE) -> dict[str, Any]:
+def train(names: list[str], /, *, options: TrainBench, where: Comparisons = ONE_BY_ONE) -> dict[str, Any]:
     """Measure training speed: tokens per second, share of the matrix-product peak, memory, time by part.
 
     Contenders take turns in one process tree on the same batches of a real corpus. Compare ratios, because absolute
@@ -179,7 +179,7 @@ def train(names: list[str], /, *, options: TrainBenchOptions, where: Comparisons
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class PredictBenchOptions:
+class PredictBench:
     """Measures prediction with one model.
 
     Parameters
@@ -229,7 +229,7 @@ class PredictBenchOptions:
         return run(case(name, layers=self.layers, width=self.width), self.corpus, setting)
 
 
-def predict(names: list[str], /, *, options: PredictBenchOptions, where: Comparisons = ONE_BY_ONE) -> dict[str, Any]:
+def predict(names: list[str], /, *, options: PredictBench, where: Comparisons = ONE_BY_ONE) -> dict[str, Any]:
     """Measure prediction speed on texts of mixed lengths. Of several models, each is compared by itself.
 
     Example: encoderlab bench predict bert --corpus corpora/wiki \\
@@ -249,7 +249,7 @@ def predict(names: list[str], /, *, options: PredictBenchOptions, where: Compari
 
 
 def _show_prediction(name: str, result: dict[str, Any]) -> None:
-    """Print the result of :class:`PredictBenchOptions`."""
+    """Print the result of :class:`PredictBench`."""
     speeds = result["tokens_per_second"]
     lines = [
         (who, f"{speed:,.0f}", f"{result['ratio'].get(who, 1.0):.2f}", f"{result['difference'].get(who, 0.0):.0e}")
@@ -367,7 +367,7 @@ def scaling(
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class ServeBenchOptions:
+class ServeBench:
     """Measures servers of one model.
 
     Parameters
@@ -433,12 +433,10 @@ class ServeBenchOptions:
         return {"model": model, **found}
 
 
-SERVING = ServeBenchOptions()
+SERVING = ServeBench()
 
 
-def serve(
-    models: list[Path], /, *, options: ServeBenchOptions = SERVING, where: Comparisons = ONE_BY_ONE
-) -> dict[str, Any]:
+def serve(models: list[Path], /, *, options: ServeBench = SERVING, where: Comparisons = ONE_BY_ONE) -> dict[str, Any]:
     """Measure servers side by side: requests per second and latency under load. Of several models, each by itself.
 
     Every request is one text; lengths are mixed. All servers stay up and are asked in turns.
@@ -459,7 +457,7 @@ def serve(
 
 
 def _show_serving(name: str, result: dict[str, Any]) -> None:
-    """Print the result of :class:`ServeBenchOptions`."""
+    """Print the result of :class:`ServeBench`."""
     for title, rows in {
         **{f"{n} clients": rows for n, rows in result["clients"].items()},
         "short": result["short"],
