@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import benchmarks
 from benchmarks.__main__ import CORPUS, tables
 from benchmarks.results import table as results_table
 from encoderlab.cli import main
@@ -15,6 +17,21 @@ from encoderlab.commands import bench
 from encoderlab.tasks.runs.trials import ResultRow
 
 TABLES = tables("corpora/none")
+ROOT = Path(benchmarks.__file__).parent
+MODULES = [
+    ".".join(path.relative_to(ROOT.parent).with_suffix("").parts) for path in ROOT.rglob("*.py") if path.stem[0] != "_"
+]
+
+
+@pytest.mark.parametrize("name", [*MODULES, "benchmarks.clients.__main__"])
+def test_every_module_can_be_imported(name: str) -> None:
+    """What it imports from the package is there; another library may be missing."""
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        if (error.name or "").startswith(("encoderlab", "benchmarks", "tests")):
+            raise
+        pytest.skip(f"{error.name} is not installed")
 
 
 @pytest.mark.parametrize("table", TABLES)

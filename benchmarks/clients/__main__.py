@@ -26,13 +26,14 @@ from encoderlab import models
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.deploy.export.folder import ExportSettings, export
 from encoderlab.deploy.graph import Graph, Use, use_of
-from encoderlab.deploy.serve.service import Service, probabilities
+from encoderlab.deploy.serve.service import Service
 from encoderlab.inference import encode, fill_mask
 from encoderlab.model import Model
 from encoderlab.models import FAMILIES
 from encoderlab.models.base import resized
 from encoderlab.nn.heads import LMHead, TaskHead
 from encoderlab.tasks.data.examples import Text
+from encoderlab.tasks.forms.base import softmax
 from encoderlab.tasks.runs.predict import Predictor, task_of_model
 
 TEXTS = ["A list of words.", "What does the function return when the file is missing?", "no", "one two three " * 40]
@@ -133,7 +134,7 @@ def own(model: Model, use: Use, texts: Sequence[str]) -> list[dict[str, float]]:
         service = Service(model, predictor, name="ours", pooling="mean", normalize=True)
         works, _ = service.items([Text(id="", text=text) for text in texts])
         scores = service.compute("scores", works.works)
-        return [dict(zip(LABELS, probabilities(one).tolist(), strict=True)) for one in scores]
+        return [dict(zip(LABELS, softmax(one).tolist(), strict=True)) for one in scores]
     graph, answers = Graph(model, use), []
     for text in texts:
         pair = (QUESTION, text) if use == "span" else (text,)
