@@ -14,7 +14,7 @@ from encoderlab.cli import FENGSHEN, VERBS
 SOURCE = Path(encoderlab.__file__).parent
 ORDER = [  # first to last: each group may use those before it
     ["errors"],
-    ["processor", "seeds", "ranges", "protobuf", "files", "part_files", "mapped", "tensor_files"],
+    ["processor", "seeds", "ranges", "protobuf", "messages", "files", "part_files", "mapped", "tensor_files"],
     ["sealed"],
     ["storage"],
     ["config"],
@@ -65,6 +65,7 @@ TORCH_FREE = (
     "ranges",
     "protobuf",
     "files",
+    "messages",
     "sealed",
     "storage",
     "mapped",

@@ -48,6 +48,7 @@ from encoderlab.interchange import folder as folders
 from encoderlab.interchange.load import load_pair
 from encoderlab.interchange.places import commits, pin
 from encoderlab.measure.runs import read_run
+from encoderlab.messages import Say
 from encoderlab.model import Model, count_parameters
 from encoderlab.models.base import resized
 from encoderlab.objectives.distill import DistillSettings
@@ -123,7 +124,7 @@ class Adaptation:
         ConfigError, DataError: the model, its vocabulary, the text or the folder do not fit together.
     """
 
-    def __init__(self, plan: AdaptationPlan, out: Path, say: Callable[[str], None], progress: Progress) -> None:
+    def __init__(self, plan: AdaptationPlan, out: Path, say: Say, progress: Progress) -> None:
         self.out, self.say, self.progress = out, say, progress
         self.plan = plan = self._claim(plan)
         self.origin = digest(_plain(asdict(plan)))  # of everything made from here on

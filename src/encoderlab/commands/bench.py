@@ -19,6 +19,7 @@ from encoderlab.commands.workers import Processes, each
 from encoderlab.errors import ConfigError
 from encoderlab.execution.cluster import Need, tasks_on
 from encoderlab.execution.workers import cores
+from encoderlab.messages import Say
 
 
 @Parameter(name="*")
@@ -70,11 +71,11 @@ class Comparisons(Processes):
 
 
 ONE_BY_ONE = Comparisons()
-Measure = Callable[[str, int, Callable[[str], None]], dict[str, Any]]
+Measure = Callable[[str, int, Say], dict[str, Any]]
 """Measures all sides of one comparison in turns: its name, the number of threads, and what takes remarks."""
 
 
-def _measured(measure: Measure, name: str, threads: int, say: Callable[[str], None]) -> dict[str, Any]:
+def _measured(measure: Measure, name: str, threads: int, say: Say) -> dict[str, Any]:
     return {"node": platform.node(), "processor": processor.name(), **measure(name, threads, say)}
 
 
@@ -128,7 +129,7 @@ class TrainBench:
     documents: bool = False
     compile: bool = False
 
-    def __call__(self, name: str, threads: int, say: Callable[[str], None]) -> dict[str, Any]:
+    def __call__(self, name: str, threads: int, say: Say) -> dict[str, Any]:
         from encoderlab.inference import usual_device
         from encoderlab.measure.bench.families import case
         from encoderlab.measure.bench.train import TrainSetting, run
@@ -214,7 +215,7 @@ class PredictBench:
     threads: Count | None = None
     precision: Literal["fp32", "bf16"] = "fp32"
 
-    def __call__(self, name: str, threads: int, say: Callable[[str], None]) -> dict[str, Any]:
+    def __call__(self, name: str, threads: int, say: Say) -> dict[str, Any]:
         from encoderlab.measure.bench.families import case
         from encoderlab.measure.bench.predict import PredictSetting, run
 
@@ -402,7 +403,7 @@ class ServeBench:
     threads: Count | None = None
     overload: bool = True
 
-    def __call__(self, model: str, threads: int, say: Callable[[str], None]) -> dict[str, Any]:
+    def __call__(self, model: str, threads: int, say: Say) -> dict[str, Any]:
         import torch
 
         from encoderlab.deploy.serve.bench import contenders, measure

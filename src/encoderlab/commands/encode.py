@@ -18,6 +18,7 @@ from encoderlab.commands.terminal import json_mode, progress, say, table
 from encoderlab.commands.workers import HERE, ModelWork, WorkerOptions, for_each_file
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import replace_file
+from encoderlab.messages import Say
 from encoderlab.tasks.data.records import RECORDS, lines, suffix
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ class EncodeFile(ModelWork["Model"]):
     pooling: Pooling
     precision: Precision
 
-    def load(self, say: Callable[[str], None]) -> tuple[Model, str]:
+    def load(self, say: Say) -> tuple[Model, str]:
         from encoderlab.model import weights_hash
 
         network = _load(self.model, self.precision)
@@ -134,7 +135,7 @@ class EncodeFile(ModelWork["Model"]):
     def about(self, loaded: Model) -> dict[str, Any]:
         return {"width": loaded.config.encoder.width}
 
-    def __call__(self, source: Path, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    def __call__(self, source: Path, out: Path, say: Say) -> dict[str, Any]:
         network = self.loaded()
         parts = _parts(network, _lines(source), self.pooling, source)
         return {"texts": _write_vectors(out, parts, network.config.encoder.width)}

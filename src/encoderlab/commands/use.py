@@ -18,6 +18,7 @@ from encoderlab.commands.terminal import note, progress, say, table
 from encoderlab.commands.workers import HERE, ModelWork, WorkerOptions, each, for_each_file
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import held_folder, json_line, write_text
+from encoderlab.messages import Say
 from encoderlab.storage.cache import local
 from encoderlab.storage.places import url_of
 from encoderlab.tasks.data.records import is_file_name
@@ -125,9 +126,7 @@ class Score:
     submission: Path | None
     given: Given
 
-    def __call__(
-        self, data: str, say: Callable[[str], None], watch: Callable[[int], None] = lambda sequences: None
-    ) -> dict[str, Any]:
+    def __call__(self, data: str, say: Say, watch: Callable[[int], None] = lambda sequences: None) -> dict[str, Any]:
         from encoderlab.tasks.data.task import is_unlabelled
         from encoderlab.tasks.forms.table import FORMS
         from encoderlab.tasks.runs.apply import allow_no_answer, predictor_of, renamed
@@ -194,7 +193,7 @@ def _show_evaluation(found: Mapping[str, Any], data: str = "") -> None:
 
 
 def labelled_data(
-    data: str, split: str, folder: Path | None, own: Task, given: Given, say: Callable[[str], None] = note
+    data: str, split: str, folder: Path | None, own: Task, given: Given, say: Say = note
 ) -> tuple[Task, Split, dict[str, str]]:
     """The labelled file or benchmark ``data`` for a model of the task ``own``.
 
@@ -335,7 +334,7 @@ class PredictFile(ModelWork["Predictor"]):
     besides: tuple[str, ...]
     precision: Precision
 
-    def load(self, say: Callable[[str], None]) -> tuple[Predictor, str]:
+    def load(self, say: Say) -> tuple[Predictor, str]:
         from encoderlab.tasks.runs.apply import predictor_of
         from encoderlab.tasks.runs.predict import identity
 
@@ -345,7 +344,7 @@ class PredictFile(ModelWork["Predictor"]):
     def asked(self) -> dict[str, Any]:
         return {"text": self.text, "pair": self.pair, "with": list(self.besides)}
 
-    def __call__(self, source: Path, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    def __call__(self, source: Path, out: Path, say: Say) -> dict[str, Any]:
         from encoderlab.tasks.data.task import Remarks
         from encoderlab.tasks.runs.apply import unlabelled_task_of_file
         from encoderlab.tasks.runs.predict import predict_file

@@ -19,6 +19,7 @@ from encoderlab.execution.cluster import Need, tasks_on
 from encoderlab.execution.outputs import make_outputs
 from encoderlab.execution.workers import Tasks, Workers, cores, logged
 from encoderlab.files import held_folder
+from encoderlab.messages import Say, silent
 
 T = TypeVar("T")
 NAMED = 3  # files that an error lists
@@ -162,7 +163,7 @@ class ModelWork(Generic[T]):
     model: Path
     identity: str = ""
 
-    def load(self, say: Callable[[str], None]) -> tuple[T, str]:
+    def load(self, say: Say) -> tuple[T, str]:
         """The model and its identity."""
         raise NotImplementedError
 
@@ -181,7 +182,7 @@ class ModelWork(Generic[T]):
             ConfigError: this process sees another model.
         """
         if (self.model, self.identity) not in _loaded:
-            loaded, own = self.load(lambda line: None)
+            loaded, own = self.load(silent)
             if own != self.identity:
                 raise ConfigError(
                     f"{self.model}: differs on {platform.node()} from the model here; put one where all nodes see it"
@@ -189,7 +190,7 @@ class ModelWork(Generic[T]):
             keep_model(self.model, self.identity, loaded)
         return _loaded[self.model, self.identity]  # type: ignore[no-any-return]
 
-    def __call__(self, source: Path, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    def __call__(self, source: Path, out: Path, say: Say) -> dict[str, Any]:
         raise NotImplementedError
 
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from encoderlab.errors import ConfigError, EncoderlabError, OutOfMemory, Stopped
 from encoderlab.execution.workers import Tasks, logged
 from encoderlab.files import sha256
+from encoderlab.messages import Say
 from encoderlab.sealed import Seal
 
 log = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ class Make(Protocol):
     remarks. It is sent to other processes.
     """
 
-    def __call__(self, source: Path, out: Path, say: Callable[[str], None]) -> Mapping[str, Any]: ...
+    def __call__(self, source: Path, out: Path, say: Say) -> Mapping[str, Any]: ...
 
 
 @dataclass(kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,14 @@ from encoderlab.config import from_dict, to_dict
 from encoderlab.corpus.shards import Corpus
 from encoderlab.errors import ConfigError
 from encoderlab.execution.local import Ended, Execute, Job
+from encoderlab.messages import Say, silent
 from encoderlab.sealed import Damaged, read_record, write_record
 from encoderlab.study.plan import Cell, StudyPlan
 from encoderlab.study.results import Results
 from encoderlab.train.recipe import Recipe
 
-Say = Callable[[str], None]
 
-
-def run(plan: StudyPlan, out: Path, execute: Execute, *, retry: bool = False, say: Say = lambda line: None) -> Results:
+def run(plan: StudyPlan, out: Path, execute: Execute, *, retry: bool = False, say: Say = silent) -> Results:
     """Run the missing cells in the folder ``out``, the smallest budget first, and return all results so far.
 
     A failed cell is marked, and the others continue; ``retry`` runs failed cells again. Cells that were stopped, or not

@@ -24,10 +24,10 @@ from encoderlab.inference import Pooling
 from encoderlab.interchange import folder as folders
 from encoderlab.interchange import huggingface
 from encoderlab.interchange.files import read_json
+from encoderlab.messages import Say
 from encoderlab.model import Model, weights_hash
 from encoderlab.tasks.runs.folder import TASK_FILE
 
-Say = Callable[[str], None]
 GraphFormat = Literal["onnx", "pt2"]
 ARCHIVE, RECORD = "model.pt2", "export.json"
 

@@ -14,7 +14,7 @@ import logging
 import re
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,12 @@ import torch
 from encoderlab.deploy.export.fidelity import Check, Verdict
 from encoderlab.deploy.graph import Run
 from encoderlab.deploy.onnx import OnnxRun
+from encoderlab.messages import Say
 
 FIRST = 32  # texts by which the parts are ranked, and timed
 TURNS = 5  # of timing
 BLOCK = 64  # weights that share a scale if products stay in fp32
 WEIGHTS_ONLY = 8  # bits
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,9 +25,9 @@ import numpy as np
 
 from encoderlab.errors import EncoderlabError
 from encoderlab.inference import Precision
+from encoderlab.messages import Say
 from encoderlab.seeds import generator
 
-Say = Callable[[str], None]
 Call = Callable[[str], object]
 SHORT = 8  # words of the short text for latency
 LENGTHS = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 300)  # words; most requests are short, as questions are

@@ -22,6 +22,7 @@ from encoderlab.interchange import checksums
 from encoderlab.interchange.heads import NUMBER
 from encoderlab.interchange.hub import PICKLES
 from encoderlab.interchange.load import load
+from encoderlab.messages import silent
 from encoderlab.model import Model
 from encoderlab.nn import kernels
 from encoderlab.nn.heads import LMHead
@@ -31,7 +32,7 @@ from encoderlab.tasks.forms.batching import Item, TaskBatch, pack
 from encoderlab.tasks.forms.texts import TextForm
 from encoderlab.tasks.runs.apply import check_own_head, predictor_with
 from encoderlab.tasks.runs.predict import Predictor
-from encoderlab.tasks.runs.trials import best_seed, silent
+from encoderlab.tasks.runs.trials import best_seed
 
 Side = Literal["Left", "Right"]
 

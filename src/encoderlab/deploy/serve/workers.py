@@ -19,6 +19,7 @@ import torch
 from encoderlab.deploy.serve.run import Address
 from encoderlab.errors import EncoderlabError
 from encoderlab.execution.workers import cores
+from encoderlab.messages import Say
 
 SOON = 5.0  # seconds; a worker that ends sooner than this after its start is not replaced
 
@@ -30,7 +31,7 @@ def supervise(
     *,
     host: str,
     port: int,
-    say: Callable[[str], None],
+    say: Say,
 ) -> str:
     """Run ``workers`` processes that answer on one port, until a signal; return the address.
 

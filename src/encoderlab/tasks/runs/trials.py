@@ -21,6 +21,7 @@ from encoderlab.config import to_dict
 from encoderlab.errors import ConfigError, DataError, Diverged
 from encoderlab.files import write_json
 from encoderlab.interchange.places import resolve
+from encoderlab.messages import Say, silent
 from encoderlab.model import Model, count_parameters, weights_hash
 from encoderlab.tasks.data.splits import remarks_of
 from encoderlab.tasks.data.task import Split, Task
@@ -37,11 +38,6 @@ log = logging.getLogger(__name__)
 
 Point = Mapping[str, Any]  # values of fields of the recipe, by path
 Adjust = Callable[[FinetuneRecipe], FinetuneRecipe]
-Say = Callable[[str], None]  # receives a line of progress, or a remark
-
-
-def silent(line: str) -> None:
-    """Ignore a line."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,10 +10,11 @@ from typing import Any
 from encoderlab.config import Bounded, Count, parse_value, to_dict
 from encoderlab.errors import ConfigError, Diverged, optional
 from encoderlab.files import write_json
+from encoderlab.messages import Say, silent
 from encoderlab.model import Model
 from encoderlab.tasks.data.task import Split, Task
 from encoderlab.tasks.runs.protocol import Protocol, at_point, parse_values, split_assignment
-from encoderlab.tasks.runs.trials import FRESH, Adjust, Origin, Program, Runs, Say, describe, folder_name, silent
+from encoderlab.tasks.runs.trials import FRESH, Adjust, Origin, Program, Runs, describe, folder_name
 
 STARTUP, ROUND = 10, 5  # trials that start together: the random ones at first, and those of each later round
 
