@@ -54,7 +54,7 @@ def test_a_server_that_refuses_everything_has_no_speed(capsys: pytest.CaptureFix
         with pytest.raises(EncoderlabError, match="refused all of 6 requests to /predict"):
             bench.measured(server, bench.texts(WORDS, 6), 2)
     assert main(["bench", "serve", "small-en", "--clients", "8", "--clients", "0"]) == 2
-    assert "clients 0 is below 1; give at least 1" in capsys.readouterr().err
+    assert "--clients is 0; give at least 1" in capsys.readouterr().err
 
 
 def test_a_contender_that_does_not_start_says_why() -> None:
