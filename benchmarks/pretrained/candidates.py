@@ -1,10 +1,9 @@
 """Recipes for the models that come with the package: each is trained for the same FLOPs and scored on minimal pairs.
 
-    python -m benchmarks.pretrained.candidates --corpus runs/corpora/en --tokenizer small-en --pairs data/pairs/blimp \
-        --out runs/candidates
+    python -m benchmarks.pretrained.candidates --corpus runs/corpora/en --pairs data/pairs/blimp --out runs/candidates
 
-``candidates.yaml`` has their stages. Run it again to resume. Beside each model lies its copy in bfloat16, which is what
-the package would contain and what is scored.
+``candidates.yaml`` has their stages, and ``make.sh`` builds the corpus. Run it again to resume. Beside each model lies
+its copy in bfloat16, which is what the package would contain and what is scored.
 """
 
 from __future__ import annotations
