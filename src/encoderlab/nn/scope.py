@@ -1,4 +1,15 @@
-"""What all layers of one forward pass share: masks, distances, rotary positions and dropout seeds."""
+"""What all layers of one forward pass share: masks, distances, rotary positions and dropout seeds.
+
+Who sees whom: a query sees a key if all of these allow it.
+
+- its document (``doc``): both have the same number; padding, -1, is seen by none (:func:`visible_by_document`). Or, as
+  in other libraries, an attention mask: every token sees the ones, and :func:`with_itself` perhaps itself.
+- ``visible``: a table of the caller, such as the order of a permutation.
+- distance (:func:`visible_by_distance`): in a causal encoder no later key, with a window none further back.
+- in local layers ``reach``, on both sides.
+
+States of memory come before the row; all tokens but padding see them, as far as distance allows.
+"""
 
 from __future__ import annotations
 
