@@ -115,7 +115,7 @@ def test_about_the_server(pretrained: Asked) -> None:
         ("/embed", {"inputs": "a" * 501}, 413, "501 characters, at most 500"),
         ("/embed", {"inputs": "a" * 30_000}, 413, "bytes"),
         ("/embed", {"inputs": [1, 2]}, 422, "token ids are refused"),
-        ("/embed", {"inputs": "a", "prompt_name": "query"}, 422, "because this server has no prompts"),
+        ("/embed", {"inputs": "a", "prompt_name": "query"}, 422, "no prompt called 'query': it has none"),
         ("/embed", "null", 422, "the body is not a JSON object; send its fields as"),
         ("/v1/rerank", "[]", 422, "the body is not a JSON object; send its fields as"),
         ("/embed/", {"inputs": "a"}, 404, "no such path"),

@@ -219,11 +219,29 @@ def test_a_folder_of_sentence_transformers_says_how_long_texts_are(tmp_path: Pat
     with pytest.raises(DataError, match="max_seq_length '6', expected a number of tokens from 2"):
         Service.of(tmp_path)
     (tmp_path / "sentence_bert_config.json").unlink()
-    prompts = {"prompts": {"query": "query: "}, "default_prompt_name": None}
-    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts))
-    assert Service.of(tmp_path).longest == 512
-    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts | {"default_prompt_name": "query"}))
-    with pytest.raises(ConfigError, match="default_prompt_name is 'query', and this server puts no prompt before"):
+
+
+def test_prompts_of_sentence_transformers_are_put_before_texts(tmp_path: Path) -> None:
+    folders.save(tiny("bert-tiny"), tmp_path)
+    place = tmp_path / "config_sentence_transformers.json"
+    named = {"query": "the red cat ", "document": ""}
+    place.write_text(json.dumps({"prompts": named, "default_prompt_name": "query"}))
+    with serving(Service.of(tmp_path)) as asked:
+        (default,) = asked("/embed", {"inputs": "sat"})[1]
+        (plain,) = asked("/embed", {"inputs": "sat", "prompt_name": "document"})[1]
+        (written,) = asked("/embed", {"inputs": "the red cat sat", "prompt_name": "document"})[1]
+        assert np.allclose(default, written, atol=1e-6) and not np.allclose(default, plain, atol=1e-3)
+        (of_openai,) = asked("/v1/embeddings", {"input": "sat"})[1]["data"]
+        assert np.allclose(of_openai["embedding"], default, atol=1e-6)
+        status, found, _ = asked("/embed", {"inputs": "sat", "prompt_name": "passage"})
+        assert status == 422 and "no prompt called 'passage': it has query, document" in found["error"]
+        (tokens,) = asked("/tokenize", {"inputs": "sat", "prompt_name": "query"})[1]
+        assert [token["text"] for token in tokens if not token["special"]][-1] == "sat" and len(tokens) > 4
+    place.write_text(json.dumps({"prompts": named, "default_prompt_name": "passage"}))
+    with pytest.raises(DataError, match="default_prompt_name is 'passage', expected one of"):
+        Service.of(tmp_path)
+    place.write_text(json.dumps({"prompts": ["query"]}))
+    with pytest.raises(DataError, match="expected texts by name"):
         Service.of(tmp_path)
 
 

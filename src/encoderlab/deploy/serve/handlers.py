@@ -74,7 +74,11 @@ class Handlers:
             )
         truncate = getattr(body, "truncate", None) is not False
         side = str(getattr(body, "truncation_direction", "Right")).capitalize()
-        make = lambda: self.service.texts(kind, texts, truncate=truncate, side=side)  # type: ignore[arg-type]  # noqa: E731
+
+        def make() -> Works:
+            prompt = self.service.prompts.before(getattr(body, "prompt_name", None))
+            return self.service.texts(kind, texts, truncate=truncate, side=side, prompt=prompt)  # type: ignore[arg-type]
+
         return await call.computed(await call.prepared(make))
 
     def _finished(self, vectors: list[np.ndarray], dimensions: int | None, normalize: bool) -> np.ndarray:
@@ -350,8 +354,9 @@ class Handlers:
         tokenizer = self.service.tokenizer
 
         def make() -> Any:
-            tokens = []
-            for encoding in tokenizer.backend.encode_batch(texts, add_special_tokens=body.add_special_tokens):
+            prompt, tokens = self.service.prompts.before(body.prompt_name), []
+            prompted = [prompt + text for text in texts]
+            for encoding in tokenizer.backend.encode_batch(prompted, add_special_tokens=body.add_special_tokens):
                 rows = zip(encoding.ids, encoding.tokens, encoding.special_tokens_mask, encoding.offsets, strict=True)
                 tokens.append(
                     [

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -35,6 +35,7 @@ from encoderlab.tasks.runs.predict import Predictor
 from encoderlab.tasks.runs.trials import best_seed
 
 Side = Literal["Left", "Right"]
+RESTORE = "restore it, or export the model again"
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,30 @@ class Works:
     kind: str
     works: list[Any]
     tokens: list[int]
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What is put before texts, by name; ``default`` names the one of requests without a name."""
+
+    named: Mapping[str, str] = field(default_factory=dict)
+    default: str | None = None
+
+    def before(self, name: str | None) -> str:
+        """The prompt of a request.
+
+        Raises:
+            Refused: the model has none of that name.
+        """
+        name = self.default if name is None else name
+        if name is None:
+            return ""
+        if name not in self.named:
+            known = (
+                f"it has {', '.join(self.named)}" if self.named else "it has none; write the prompt before each text"
+            )
+            raise Refused(f"the model has no prompt called {name!r}: {known}")
+        return self.named[name]
 
 
 class Service:
@@ -61,9 +86,10 @@ class Service:
         pooling: Pooling,
         normalize: bool,
         longest: int | None = None,
+        prompts: Prompts | None = None,
     ) -> None:
         self.model, self.predictor, self.name = reading_apart(model).eval(), predictor, name
-        self.pooling, self.normalize = pooling, normalize
+        self.pooling, self.normalize, self.prompts = pooling, normalize, prompts or Prompts()
         self.tokenizer = tokenizer_of(model)
         most = limit(model) if predictor is None else predictor.form.settings.max_length
         self.longest = most if longest is None else min(most, longest)
@@ -75,7 +101,7 @@ class Service:
     def of(cls, folder: Path, *, name: str | None = None, precision: Precision = "fp32") -> Self:
         """The model in a run folder, a model folder, a Hugging Face folder or an exported folder.
 
-        An exported folder, or one of sentence-transformers, defines the pooling and the longest text.
+        An exported folder, or one of sentence-transformers, defines the pooling, the longest text and the prompts.
 
         Raises:
             DataError, ConfigError: the model cannot be served.
@@ -98,6 +124,7 @@ class Service:
             pooling=pooling,
             normalize=normalize,
             longest=longest_of(place) if predictor is None else None,
+            prompts=prompts_of(place) if predictor is None else None,
         )
 
     @property
@@ -135,14 +162,21 @@ class Service:
     # Works
 
     def texts(
-        self, kind: Literal["vectors", "tokens"], texts: Sequence[str | Sequence[int]], *, truncate: bool, side: Side
+        self,
+        kind: Literal["vectors", "tokens"],
+        texts: Sequence[str | Sequence[int]],
+        *,
+        truncate: bool,
+        side: Side,
+        prompt: str = "",
     ) -> Works:
-        """Framed texts, or ids of the model's own vocabulary, which are framed unless they already are.
+        """Framed texts, or ids of the model's own vocabulary, which are framed unless they already are. ``prompt`` is
+        put before each text.
 
         Raises:
             Refused: one is too long and must not be cut, or an id is outside the vocabulary.
         """
-        encoded = iter(self.tokenizer.encode_batch([text for text in texts if isinstance(text, str)]))
+        encoded = iter(self.tokenizer.encode_batch([prompt + text for text in texts if isinstance(text, str)]))
         room = self.tokenizer.spans(self.longest, max_length=self.longest).a
         framed = []
         for number, text in enumerate(texts):
@@ -282,7 +316,11 @@ def pooling_of(folder: Path) -> tuple[Pooling, bool]:
     if place is None:
         return "mean", "Normalize" in kinds
     checksums.verify_file(folder, f"{place}/config.json")
-    data = read_json(folder / str(place) / "config.json", "restore it, or export the model again")
+    data = read_json(folder / str(place) / "config.json", RESTORE)
+    if data.get("include_prompt") is False and any(prompts_of(folder).named.values()):
+        raise ConfigError(
+            f"{folder / place}: include_prompt false is not implemented; use a model that pools prompts too"
+        )
     modes = {
         name.removeprefix("pooling_mode_")
         for name, value in data.items()
@@ -296,22 +334,32 @@ def pooling_of(folder: Path) -> tuple[Pooling, bool]:
     return pooling, "Normalize" in kinds
 
 
+def prompts_of(folder: Path) -> Prompts:
+    """The prompts in sentence-transformers' files; empty ones count as none.
+
+    Raises:
+        DataError: they are no texts, or the one for every text is not among them.
+    """
+    path = folder / "config_sentence_transformers.json"
+    if not path.is_file():
+        return Prompts()
+    data = read_json(path, RESTORE)
+    named, default = data.get("prompts") or {}, data.get("default_prompt_name")
+    if not isinstance(named, dict) or not all(isinstance(text, str) for text in named.values()):
+        raise DataError(f"{path}: prompts is {named!r:.80}, expected texts by name; correct it")
+    if default is not None and default not in named:
+        raise DataError(f"{path}: default_prompt_name is {default!r}, expected one of {[*named]}; correct it")
+    return Prompts(named, default)
+
+
 def longest_of(folder: Path) -> int | None:
     """The longest text in tokens by sentence-transformers' files, special tokens included; None if they name none.
 
     Raises:
-        ConfigError: they put a prompt before every text.
         DataError: one of them is damaged.
     """
-    prompts = folder / "config_sentence_transformers.json"
-    remedy = "restore it, or export the model again"
-    if prompts.is_file() and (default := read_json(prompts, remedy).get("default_prompt_name")) is not None:
-        raise ConfigError(
-            f"{prompts}: default_prompt_name is {default!r}, and this server puts no prompt before texts; set it to "
-            "null, and write the prompt before each text that you send"
-        )
     for path in sorted(folder.glob("sentence_*_config.json")):  # of a family, in old folders
-        longest = read_json(path, remedy).get("max_seq_length")
+        longest = read_json(path, RESTORE).get("max_seq_length")
         if longest is not None and (type(longest) is not int or longest < 2):
             raise DataError(f"{path}: max_seq_length {longest!r}, expected a number of tokens from 2; correct it")
         return longest

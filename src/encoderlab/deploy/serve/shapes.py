@@ -16,9 +16,6 @@ TextsOrIds = Annotated[
     Text | list[Text] | Ids | list[Ids],
     Field(description="a text, a list of texts, or the token ids of one text or of several"),
 ]
-NoPrompt = Annotated[
-    None, Field(description="null, because this server has no prompts; write the prompt before each text")
-]
 Pair = Annotated[list[Text], Field(min_length=1, max_length=2)]
 
 
@@ -29,10 +26,13 @@ class RequestShape(BaseModel):
 class Truncating(RequestShape):
     truncate: bool | None = None
     truncation_direction: Literal["Left", "Right", "left", "right"] = "Right"
-    prompt_name: NoPrompt = None
 
 
-class Embed(Truncating):
+class Prompted(Truncating):
+    prompt_name: Text | None = None
+
+
+class Embed(Prompted):
     """text-embeddings-inference's ``/embed``, and Hugging Face's feature extraction."""
 
     inputs: TextsOrIds
@@ -41,7 +41,7 @@ class Embed(Truncating):
     encoding_format: Literal["float"] | None = None
 
 
-class EmbedAll(Truncating):
+class EmbedAll(Prompted):
     inputs: TextsOrIds
 
 
@@ -67,13 +67,13 @@ class Similar(RequestShape):
 
 class Similarity(RequestShape):
     inputs: Similar
-    parameters: Truncating | None = None
+    parameters: Prompted | None = None
 
 
 class Tokenize(RequestShape):
     inputs: Texts
     add_special_tokens: bool = True
-    prompt_name: NoPrompt = None
+    prompt_name: Text | None = None
 
 
 class Decode(RequestShape):
