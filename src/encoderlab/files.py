@@ -173,7 +173,10 @@ def locked(path: Path) -> Iterator[int | None]:
 
 
 def check_new(folder: Path) -> None:
-    """Refuse an output folder that is a file, or has any."""
+    """
+    Raises:
+        ConfigError: the output folder is a file, or has files.
+    """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder}: exists and is not empty; choose another folder")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from encoderlab.cli import main
+from encoderlab.commands.finetune_page import show_statistics
 from encoderlab.errors import Diverged
 from encoderlab.measure.finetuning_page import make
 from encoderlab.tasks.runs import trials
@@ -20,6 +21,20 @@ from tests.terminal import answer
 def tiny(tmp_path: Path) -> str:
     model().save(tmp_path / "tiny")
     return str(tmp_path / "tiny")
+
+
+def test_only_the_most_frequent_of_many_labels_are_shown(capsys) -> None:
+    counts = {f"label-{number}": number for number in range(1, 61)}
+    split = {
+        "examples": 1830,
+        "labels": counts,
+        "tokens": {"median": 1, "95%": 2, "longest": 3},
+        "max_length": 8,
+        "cut": 0,
+    }
+    show_statistics("names", {"train": split, "dev": split | {"labels": {"label-60": 1}}})
+    shown = capsys.readouterr().out
+    assert "label-60" in shown and "label-11 " in shown and "label-10 " not in shown and "10 less frequent" in shown
 
 
 def test_scores_of_the_test_file_and_of_the_search_are_shown(tmp_path, tiny, capsys) -> None:

@@ -281,24 +281,11 @@ def test_a_graph_with_other_numbers_ends_the_export(tmp_path: Path, monkeypatch:
     run = check.own(Graph(model, "states"))
     monkeypatch.setattr("encoderlab.deploy.export.trace.trace", lambda graph: None)
     monkeypatch.setattr("encoderlab.deploy.export.trace.write_onnx", lambda *_: None)
-    off = lambda _: lambda given: {name: x + 1e-2 for name, x in run(given).items()}  # noqa: E731
+    off = lambda _: lambda given: {name: x + 2e-4 for name, x in run(given).items()}  # noqa: E731
     monkeypatch.setattr("encoderlab.deploy.export.folder.OnnxRun", off)
-    with pytest.raises(EncoderlabError, match=r"differs from the model by 0.00\d+ at 2 tokens.*Nothing was written"):
+    with pytest.raises(EncoderlabError, match="differs from the model by 0.0002 at 2 tokens.*Nothing was written"):
         export(model, "states", tmp_path / "out", ExportSettings(length=20), say=lambda _: None)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_rounding_is_relative_to_the_size_of_an_output() -> None:
-    model = small("bert-tiny")
-    with torch.no_grad():
-        model.encoder.blocks[-1].feed_forward_norm.weight.mul_(1e4)
-    graph = Graph(model, "states")
-    run = check.own(graph)
-
-    def rounded(inputs: Arrays) -> Arrays:
-        return {name: x + 1e-6 * np.abs(x).max() for name, x in run(inputs).items()}
-
-    assert max(one.largest for one in check.compare(graph, rounded, 20)) < 1e-5
 
 
 @pytest.mark.parametrize("positions", [2, 3, 8])

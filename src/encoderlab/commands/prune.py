@@ -72,10 +72,9 @@ def prune(
         check_new(out)
         network, generator = load_pair(place)
         gone = check_heads(network.config, heads)
-        if abs(gone / network.config.encoder.heads - heads) > 0.005:
-            note(
-                f"{gone} of {network.config.encoder.heads} heads per layer are removed, the nearest share to {heads:g}"
-            )
+        whole = network.config.encoder.heads
+        if abs(gone / whole - heads) > 0.005:
+            note(f"{gone} of {whole} heads per layer are removed, the share nearest to {heads:g}")
         measured: pruning.OnTask | pruning.OnText
         if network.task is not None:
             measured = _on_task(place, on, split, folder, examples)

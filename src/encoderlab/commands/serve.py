@@ -139,7 +139,7 @@ def answer(model: Path, options: ServeOptions, *, port: int, shared: bool = Fals
     from encoderlab.deploy.serve import page
     from encoderlab.deploy.serve.app import BESIDE, Server
     from encoderlab.deploy.serve.graphs import GraphService
-    from encoderlab.deploy.serve.http import Guard, Limits
+    from encoderlab.deploy.serve.http import PROBES, Guard, Limits
     from encoderlab.deploy.serve.run import Address, read_keys, run
     from encoderlab.deploy.serve.service import Service
 
@@ -155,8 +155,7 @@ def answer(model: Path, options: ServeOptions, *, port: int, shared: bool = Fals
     compute = lanes({"": service.compute, **({} if other is None else {BESIDE: other.compute})})
     computing = ComputeThread(compute, budget=options.max_batch_tokens, max_wait=options.max_wait)
     hosts = ("localhost", "127.0.0.1", "::1", options.host, *(options.allow_host or ()))
-    health = ("/health", "/live", "/ping")
-    free = health if options.metrics == "key" else (*health, "/metrics")
+    free = PROBES if options.metrics == "key" else (*PROBES, "/metrics")
     guard = Guard(keys=keys, hosts=hosts, open=free, pages=tuple(page.FILES), cors=options.cors, rate=options.rate)
     limits = Limits(
         body=options.max_body, texts=options.max_texts, characters=250 * service.longest, deadline=options.deadline

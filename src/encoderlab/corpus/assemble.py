@@ -167,6 +167,8 @@ def _split(plans: Sequence[Path], selection: Selection) -> None:
 
 def _mark(path: Path, places: np.ndarray | int, code: int) -> None:
     """Give the documents at ``places`` of a file of decisions another code."""
+    if not np.size(places):
+        return
     tensors = map_tensors(path)
     codes = tensors["codes"].copy()
     codes[places] = code

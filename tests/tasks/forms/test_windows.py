@@ -51,6 +51,7 @@ def test_windows_cover_the_text_and_share_a_quarter(first: int, second: int | No
     read = [[part.tolist() for part in _parts(sequence.ids, len(whole))] for sequence in item.sequences]
     assert all(len(sequence) <= length for sequence in item.sequences) and len(read) <= windows
     assert form.cut == (form.most([len(text) for text in whole]) < sum(map(len, whole)))
+    assert not form.cut or f"longer than {windows} windows of {length} tokens" in form.cut_note("text", str(length))
     if sum(map(len, whole)) + extra <= length:
         assert read == [whole] and form.cut == 0
         return

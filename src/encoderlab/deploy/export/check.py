@@ -35,8 +35,7 @@ class CheckedRows:
 class Difference:
     """The largest difference of the outputs at one length and side of padding.
 
-    ``largest`` is absolute if a row's output has no value above 1, else relative to its largest value, because rounding
-    is.
+    ``largest`` is absolute for values up to 1 and relative to larger ones.
     """
 
     length: int
@@ -108,8 +107,7 @@ def compare(graph: Graph, run: Run, longest: int) -> list[Difference]:
         if not largest <= LARGEST_DIFFERENCE:
             raise EncoderlabError(
                 f"the exported graph differs from the model by {largest:.2g} at {length} tokens, padded on the "
-                f"{batch.side}; at most {LARGEST_DIFFERENCE:g} is allowed. Nothing was written; if the model gives the "
-                "same numbers for a text in a batch and alone, report this"
+                f"{batch.side}; at most {LARGEST_DIFFERENCE:g} is allowed. Nothing was written; report this"
             )
     return differences
 
@@ -131,13 +129,12 @@ def _of_places(theirs: Arrays, ours: Arrays, shift: int) -> float:
 
 
 def _largest(theirs: np.ndarray, ours: np.ndarray) -> float:
-    """The largest difference, relative to the largest value above 1; infinite if only one of two values is finite."""
+    """The largest difference; infinite if only one of two values is finite."""
     if theirs.shape != ours.shape:
         return float("inf")
     same = theirs == ours  # also of infinities
-    size = max(1.0, float(np.abs(ours).max(initial=0.0, where=np.isfinite(ours))))
     with np.errstate(invalid="ignore"):
-        difference = np.where(same, 0.0, np.abs(theirs - ours) / size)
+        difference = np.where(same, 0.0, np.abs(theirs - ours) / np.maximum(1.0, np.abs(ours)))
     return float(np.nan_to_num(difference, nan=np.inf).max(initial=0.0))
 
 

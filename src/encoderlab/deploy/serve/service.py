@@ -335,7 +335,7 @@ def pooling_of(folder: Path) -> tuple[Pooling, bool]:
 
 
 def prompts_of(folder: Path) -> Prompts:
-    """The prompts in sentence-transformers' files; empty ones count as none.
+    """The prompts in sentence-transformers' files; without any, the model has none.
 
     Raises:
         DataError: they are no texts, or the one for every text is not among them.

@@ -51,6 +51,7 @@ class Predict(Truncating):
         Field(description="a text, a pair [text, text], or a list of [text] and [text, text]"),
     ]
     raw_scores: bool = False
+    prompt_name: None = None
 
 
 class Rerank(Truncating):
@@ -58,6 +59,7 @@ class Rerank(Truncating):
     texts: Annotated[list[Text], Field(min_length=1)]
     raw_scores: bool = False
     return_text: bool = False
+    prompt_name: None = None
 
 
 class Similar(RequestShape):

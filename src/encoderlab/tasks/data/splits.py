@@ -40,17 +40,20 @@ def hold_out(split: Split) -> tuple[Split, Split]:
     Raises:
         DataError: fewer than ten texts.
     """
-    hashes = sorted({text_hash(example) for example in split.examples})
+    hashes = [text_hash(example) for example in split.examples]
+    texts = sorted(set(hashes))
     names = ", ".join(Path(file).name for file in split.files[:2])
-    if len(hashes) * HELD_OUT < 1:
+    if len(texts) * HELD_OUT < 1:
         dropped = f" ({'; '.join(split.remarks)})" if split.remarks else ""
         raise DataError(
-            f"{', '.join(split.files)}: {len(split):,} examples with {len(hashes):,} different texts are too few to "
+            f"{', '.join(split.files)}: {len(split):,} examples with {len(texts):,} different texts are too few to "
             f"hold out a development part; give one with --dev{dropped}"
         )
-    last = hashes[int(len(hashes) * HELD_OUT) - 1]
-    held = tuple(example for example in split.examples if text_hash(example) <= last)
-    kept = tuple(example for example in split.examples if text_hash(example) > last)
+    last = texts[int(len(texts) * HELD_OUT) - 1]
+    held, kept = (
+        tuple(example for example, place in zip(split.examples, hashes, strict=True) if (place <= last) == apart)
+        for apart in (True, False)
+    )
     said = [
         f"{names}: no development file; {len(held):,} of {len(split):,} training examples are held out "
         f"as the development set"

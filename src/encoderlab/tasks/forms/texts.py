@@ -123,6 +123,10 @@ class TextForm(Form):
                 items.append(Item(number, self._sequences(b, a, target)))
         return items
 
+    def cut_note(self, whose: str, longest: str) -> str:
+        windows = self.settings.windows
+        return super().cut_note(whose, longest if windows == 1 else f"{windows} windows of {longest}")
+
     def most(self, sizes: Sequence[int]) -> int:
         """The number of tokens that are read of one or two texts of these sizes, in all windows together."""
         read = self.kept(*sizes)

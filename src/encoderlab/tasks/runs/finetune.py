@@ -336,9 +336,7 @@ class FineTuning:
         network, form, said = self.assemble()
         objective = self.objective(network, form)
         items = self.items(objective, "train")
-        windows = getattr(form.settings, "windows", 1)
-        room = f"{form.settings.max_length}" if windows == 1 else f"{windows} windows of {form.settings.max_length}"
-        cut, too_long = form.cut, form.cut_note("training example", room)
+        cut, too_long = form.cut, form.cut_note("training example", f"{form.settings.max_length}")
         recipe = resolved(self.recipe, self.task, items)
         data = self.data(objective, recipe, items)
         outcome = train(objective, recipe, data, self.out, session=session, title=self.title)
