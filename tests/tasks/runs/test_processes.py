@@ -22,7 +22,7 @@ def test_two_processes_find_what_one_finds(tmp_path: Path) -> None:
     with open(tmp_path / "reviews.csv", "w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
         table.writerow(["text", "label"])
-        table.writerows([f"the film is {'good' if n % 2 else 'awful'} {'one' * (n % 3)}", n % 2] for n in range(60))
+        table.writerows([f"film {n} is {'good' if n % 2 else 'awful'} {'one' * (n % 3)}", n % 2] for n in range(60))
     scores = []
     for name, launcher in (("one", ()), ("two", ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"))):
         words = ["encoderlab", "finetune", "reviews.csv", "--model", "tiny", "--out", name, *RUN]
