@@ -35,6 +35,7 @@ from encoderlab.deploy.serve.service import Service, pooling_of  # noqa: E402
 from encoderlab.errors import ConfigError, DataError  # noqa: E402
 from encoderlab.inference import encode  # noqa: E402
 from encoderlab.interchange import folder as folders  # noqa: E402
+from encoderlab.interchange.load import load  # noqa: E402
 from tests.deploy.served import KEY, TEXTS, Asked, serving, unit  # noqa: E402
 from tests.tasks.tiny import model as tiny  # noqa: E402
 
@@ -218,7 +219,12 @@ def test_a_folder_of_sentence_transformers_says_how_long_texts_are(tmp_path: Pat
     (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": "6"}')
     with pytest.raises(DataError, match="max_seq_length '6', expected a number of tokens from 2"):
         Service.of(tmp_path)
-    (tmp_path / "sentence_bert_config.json").unlink()
+    (tmp_path / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
+    assert Service.of(tmp_path).longest == 512  # its tokenizer converts texts to lower case itself
+    load("small-en").save(tmp_path / "cased")
+    (tmp_path / "cased" / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
+    with pytest.raises(ConfigError, match="do_lower_case is not implemented for a tokenizer that distinguishes case"):
+        Service.of(tmp_path / "cased")
 
 
 def test_prompts_of_sentence_transformers_are_put_before_texts(tmp_path: Path) -> None:

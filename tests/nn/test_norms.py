@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from encoderlab.nn.architecture import EncoderConfig
-from encoderlab.nn.encoder import Block, Encoder
+from encoderlab.nn.block import Block
+from encoderlab.nn.encoder import Encoder
 from encoderlab.nn.positions import Absolute
 from encoderlab.nn.pruning import with_heads
 

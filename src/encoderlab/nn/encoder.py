@@ -17,14 +17,11 @@ from torch import Tensor, nn
 from encoderlab.errors import ConfigError
 from encoderlab.nn import kernels
 from encoderlab.nn.architecture import EncoderConfig
-from encoderlab.nn.attention import Attention, Keyed
+from encoderlab.nn.attention import Keyed
+from encoderlab.nn.block import Block
 from encoderlab.nn.embeddings import Embeddings
-from encoderlab.nn.feedforward import FeedForward
-from encoderlab.nn.kernels.cpu.layer import predict_layer
-from encoderlab.nn.noise import ATTENTION_OUTPUT, FF_HIDDEN, FF_OUTPUT, Noise
-from encoderlab.nn.norms import Norm, norm_bias
-from encoderlab.nn.packed import Packed, PackedLinear, linear
-from encoderlab.nn.positions import DisentangledTerm, RelativeShift, Rotary, counted, places, rotations
+from encoderlab.nn.noise import Noise
+from encoderlab.nn.positions import Distances, RelativeShift, Rotary, counted, places, rotations
 from encoderlab.nn.recording import Recordings
 from encoderlab.nn.scope import (
     Nearby,
@@ -76,130 +73,6 @@ class Chosen(NamedTuple):
     def places(self) -> Tensor:
         """The chosen places (S,) within their rows."""
         return self.at[self.rows, self.slots]
-
-
-class Block(nn.Module):
-    """One layer: attention, then feed-forward, each with dropout, residual sum and norm.
-
-    The norm follows the sum ("post") or precedes attention and feed-forward ("pre"). ``parts`` ("attention",
-    "feed_forward") are taken with their weights from the block ``shared``; other parts are new. ``first``: this is the
-    first layer.
-    """
-
-    attention: Attention
-    attention_norm: Norm | None
-    attention_output_norm: Norm | None
-    feed_forward: FeedForward
-    feed_forward_norm: Norm
-
-    def __init__(
-        self, config: EncoderConfig, shared: Block | None = None, parts: Sequence[str] = (), *, first: bool = False
-    ) -> None:
-        super().__init__()
-        self.pre, self.center = config.pre, config.normalization.center
-        self.eps, self.dropout = config.eps, config.dropout
-        self.output_dropout = config.dropout if config.ff_output_dropout is None else config.ff_output_dropout
-        if shared is not None and "attention" in parts:
-            self.attention, self.attention_norm = shared.attention, shared.attention_norm
-            self.attention_output_norm = shared.attention_output_norm
-        else:
-            self.attention = Attention(config)
-            bare = first and config.norm == "pre_but_first"
-            self.attention_norm = None if bare else config.make_norm(config.width)
-            self.attention_output_norm = config.make_norm(config.width) if config.inner_norms else None
-        if shared is not None and "feed_forward" in parts:
-            self.feed_forward, self.feed_forward_norm = shared.feed_forward, shared.feed_forward_norm
-        else:
-            self.feed_forward = FeedForward(config)
-            self.feed_forward_norm = config.make_norm(config.width)
-
-    def forward(self, x: Tensor, source: Tensor | Keyed, scope: Scope) -> tuple[Tensor, Keyed | None]:
-        """The layer's output (B, L, D), and its keys and values if the scope keeps them.
-
-        Args:
-            x: (B, L, D), the source of the queries; the output of attention is added to it.
-            source: the states (B, M, D) from which keys and values are computed, or keys and values themselves.
-            scope: masks, positions and dropout seeds.
-        """
-        if source is x and (predicted := self._predicted(x, scope)) is not None:
-            return predicted, None
-        seeds, out = scope.seeds, self.attention.out
-        if self.pre:
-            normed = self.normed(x)
-            if isinstance(source, Tensor):
-                source = normed if source is x else self.normed(source)
-            attended, keyed = self.attention(normed, source, scope)
-            if self.attention.head_scale is not None:
-                attended = self.attention.head_scale(attended)
-            change, norm = linear(attended, out.weight), self.feed_forward_norm
-            bias: Tensor | None = out.bias
-            if self.attention_output_norm is not None:
-                change, bias = self.attention_output_norm(change if bias is None else change + bias), None
-            x, normed = kernels.dropout_add_then_norm(
-                change, x, norm.weight, norm_bias(norm), self.eps, self.dropout, seeds, ATTENTION_OUTPUT, x_bias=bias,
-                center=self.center,
-            )  # fmt: skip
-            change = self.feed_forward(normed, seeds, FF_HIDDEN)
-            return x + kernels.dropout(change, self.output_dropout, seeds, FF_OUTPUT), keyed
-        attended, keyed = self.attention(x, source, scope)
-        change = linear(attended, out.weight)
-        x = self._join(change, out.bias, x, self.attention_norm, self.dropout, seeds, ATTENTION_OUTPUT)
-        change, bias = self.feed_forward.without_bias(x, seeds, FF_HIDDEN)
-        return self._join(change, bias, x, self.feed_forward_norm, self.output_dropout, seeds, FF_OUTPUT), keyed
-
-    def _predicted(self, x: Tensor, scope: Scope) -> Tensor | None:
-        """The output without gradient from one call, if the weights are packed and the kernel supports all parts."""
-        attention, ff = self.attention, self.feed_forward
-        if not (isinstance(attention.qkv, Packed) and isinstance(ff.up, PackedLinear)) or torch.is_grad_enabled():
-            return None
-        assert isinstance(attention.out, PackedLinear) and isinstance(ff.down, PackedLinear)
-        term = attention.term
-        if term is not None and not (isinstance(term, DisentangledTerm) and scope.reach is None):
-            return None
-        plain = scope.seeds is None and scope.at is None and not scope.keep_keyed and x.dtype == torch.float32
-        plain = plain and attention.conv is None and attention.head_scale is None
-        plain = plain and self.attention_output_norm is None and ff.norm is None
-        if not (plain and scope.one_rotation) or ff.act not in ("gelu", "gelu_tanh") or not x.numel():
-            return None
-        weights = (
-            attention.qkv.at(attention.bias_of_all()), attention.out.weight.at(attention.out.bias),
-            ff.up.weight.at(ff.up.bias), ff.down.weight.at(ff.down.bias),
-        )  # fmt: skip
-        if None in weights:
-            return None
-        relative = None if term is None else term.relative(scope, attention)
-        norms = (
-            (None, None) if norm is None else (norm.weight, norm_bias(norm))
-            for norm in (self.attention_norm, self.feed_forward_norm)
-        )
-        return predict_layer(
-            x, weights, tuple(norms), attention.heads, visible=scope.visible, rotation=scope.rotation,
-            relative=relative, reach=scope.reach, scale=attention.scale, pre=self.pre,
-            center=self.center, gated=ff.gated, tanh=ff.act == "gelu_tanh", eps=self.eps,
-        )  # fmt: skip
-
-    def normed(self, x: Tensor) -> Tensor:
-        """The input of attention for states x (B, L, D): x, or its norm where norms come first."""
-        norm = self.attention_norm
-        if norm is None or not self.pre:
-            return x
-        how = norm.weight, norm_bias(norm), self.eps, 0.0, None, ATTENTION_OUTPUT
-        return kernels.dropout_add_then_norm(None, x, *how, center=self.center)[1]
-
-    def _join(
-        self,
-        change: Tensor,
-        bias: Tensor | None,
-        x: Tensor,
-        norm: Norm | None,
-        p: float,
-        seeds: Tensor | None,
-        site: int,
-    ) -> Tensor:
-        """norm(x + dropout(change + bias)), in one pass over memory."""
-        assert norm is not None
-        how = norm.weight, norm_bias(norm), self.eps, p, seeds, site
-        return kernels.dropout_add_norm(change, x, *how, x_bias=bias, center=self.center)
 
 
 class Encoder(nn.Module):
@@ -284,46 +157,37 @@ class Encoder(nn.Module):
                 type.
         """
         noise = noise if noise is not None or not self.training else Noise.fresh(ids.shape[0], ids.device)
+        depth = self.depth if depth is None else depth
         _check_shapes(ids, doc, attention_mask, positions, segments, visible, reverse)
+        self._check_memory(memory, depth, ids)
         if doc is not None and doc.device.type == "cpu" and not torch.compiler.is_exporting():
             doc = checked_documents(doc)
-        needed = self.depth if depth is None else depth
-        if memory is not None and (len(memory) < needed or any(len(layer) != len(ids) for layer in memory)):
-            rows = sorted({len(layer) for layer in memory})
-            raise ConfigError(f"memory of {len(memory)} layers and {rows} rows, expected {needed} and {len(ids)}")
-        remembered, position = _remembered(memory), self.config.position
-        if memory is not None and not position.takes_memory:
-            raise ConfigError(
-                f"memory needs positions relative to the row (relative_shift, shaw or rotary), not {position.kind} ones"
-            )
-        masked, explicit = attention_mask is not None, positions
+        masked, remembered = attention_mask is not None, _remembered(memory)
         if attention_mask is not None:
             doc = torch.where(attention_mask.bool(), 0, -1)
         asking = self._asking(doc, masked)
-        positions = self._positions(ids, doc, asking, positions, masked)
-        x = self.embeddings(ids, positions, segments, None if noise is None else noise.seeds)
-        by_document = visible_by_document(doc, asking, visible, remembered)
-        if masked and by_document is not None and position.padding_sees == "tokens and itself":
-            by_document = with_itself(by_document, remembered)
-        length, distances = ids.shape[1], None
-        if self.distances is not None:
-            keys, causal = length + remembered, self.config.causal
-            distances = self.distances(length, keys, causal=causal, device=x.device, dtype=x.dtype)
-        rotation, nearby = self._rotations(remembered, length, explicit, x.device)
+        absolute = self._positions(ids, doc, asking, positions, masked)
+        x = self.embeddings(ids, absolute, segments, None if noise is None else noise.seeds)
+        rotation, nearby = self._rotations(x, remembered, positions)
         scope = Scope(
             doc=doc,
-            positions=positions,
-            visible=self._mask(by_document, x, remembered, window),
-            distances=distances,
-            different=different_segments(segments, remembered) if position.segments and segments is not None else None,
+            positions=absolute,
+            visible=self._mask(x, visible_by_document(doc, asking, visible, remembered), remembered, window, masked),
+            distances=self._distances(x, remembered),
+            different=None if segments is None else self._different(segments, remembered),
             reverse=reverse,
             keep_keyed=keep_keyed,
             remembered=remembered,
             rotation=rotation,
             nearby=nearby,
         )
+        return self._run_layers(x, scope, memory, noise, depth)
+
+    def _run_layers(
+        self, x: Tensor, scope: Scope, memory: Sequence[Tensor] | None, noise: Noise | None, depth: int
+    ) -> States:
+        """Run the first ``depth`` layers on the embeddings x (B, L, D)."""
         layers, kept = [x], []
-        depth = self.depth if depth is None else depth
         scopes = self._of_layers(scope, noise, range(depth), 0)
         recorded = None
         if self.recordings is not None and memory is None:
@@ -335,10 +199,8 @@ class Encoder(nn.Module):
             else:
                 output, keyed = self.block(i)(x, self._source(x, memory, i), scope_of_layer)
             if i == 0 and self.stem is not None:
-                output = self.stem(layers[0], output, doc, scope_of_layer.seeds)
-            x = output
-            if i == depth - 1 and depth == self.depth:
-                x = self._finish(x, noise)
+                output = self.stem(x, output, scope.doc, scope_of_layer.seeds)
+            x = output if i < self.depth - 1 else self._finish(output, noise)
             layers.append(x)
             if keyed is not None:
                 kept.append(keyed)
@@ -445,6 +307,18 @@ class Encoder(nn.Module):
         seeds = None if noise is None else noise.layer(self.depth)
         return kernels.dropout(x, self.config.output_dropout, seeds, stream)
 
+    def _check_memory(self, memory: Sequence[Tensor] | None, depth: int, ids: Tensor) -> None:
+        if memory is None:
+            return
+        if len(memory) < depth or any(len(layer) != len(ids) for layer in memory):
+            found = sorted({len(layer) for layer in memory})
+            raise ConfigError(f"memory of {len(memory)} layers and {found} rows, expected {depth} and {len(ids)}")
+        if not self.config.position.takes_memory:
+            raise ConfigError(
+                "memory needs positions relative to the row (relative_shift, shaw or rotary), "
+                f"not {self.config.position.kind} ones"
+            )
+
     def _asking(self, doc: Tensor | None, masked: bool) -> Tensor | None:
         """The document that each token belongs to as a query, (B, L).
 
@@ -485,23 +359,36 @@ class Encoder(nn.Module):
             )
         return positions.clamp(max=limit - 1)  # padding beyond the table
 
-    def _mask(self, by_document: Tensor | None, x: Tensor, remembered: int, window: int | None) -> Tensor | None:
+    def _mask(
+        self, x: Tensor, by_document: Tensor | None, remembered: int, window: int | None, masked: bool
+    ) -> Tensor | None:
         """Mask (B|1, 1, L, M) for queries x (B, L, D): True where a query may attend to a key; None for everywhere."""
+        if masked and by_document is not None and self.config.position.padding_sees == "tokens and itself":
+            by_document = with_itself(by_document, remembered)
         near = visible_by_distance(x.shape[1], remembered, causal=self.config.causal, window=window, device=x.device)
         mask = by_document if near is None else near if by_document is None else by_document & near
         return None if mask is None else mask[:, None]
 
-    def _rotations(
-        self, remembered: int, length: int, positions: Tensor | None, device: torch.device
-    ) -> tuple[Tensor | None, Nearby | None]:
-        """Rotary positions of ``remembered`` states and the row after them, and those of local layers.
+    def _different(self, segments: Tensor, remembered: int) -> Tensor | None:
+        """Where query and key are in different segments; None where the scores do not depend on it."""
+        return different_segments(segments, remembered) if self.config.position.segments else None
+
+    def _distances(self, x: Tensor, remembered: int) -> Distances | None:
+        """The relative distances between the tokens of x (B, L, D) and all keys; None without relative positions."""
+        if self.distances is None:
+            return None
+        length, causal = x.shape[1], self.config.causal
+        return self.distances(length, remembered + length, causal=causal, device=x.device, dtype=x.dtype)
+
+    def _rotations(self, x: Tensor, remembered: int, positions: Tensor | None) -> tuple[Tensor | None, Nearby | None]:
+        """Rotary positions of ``remembered`` states and the row x (B, L, D) after them, and those of local layers.
 
         ``positions`` None counts them.
         """
         position, local, width = self.config.position, self.config.local, self.config.key_width
         rotation = near = None
         if isinstance(position, Rotary):
-            places = torch.arange(remembered + length, device=device)
+            places = torch.arange(remembered + x.shape[1], device=x.device)
             if positions is not None:
                 before = places[None, :remembered].expand(len(positions), -1)
                 places = torch.cat([before, positions + remembered], dim=1)[:, None]

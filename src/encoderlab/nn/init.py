@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from encoderlab.nn.architecture import EncoderConfig
-from encoderlab.nn.encoder import Block, Encoder
+from encoderlab.nn.block import Block
+from encoderlab.nn.encoder import Encoder
 from encoderlab.nn.heads import (
     AdaptiveLMHead,
     ClassificationHead,

@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 from encoderlab.nn.attention import Keyed
 
 if TYPE_CHECKING:
-    from encoderlab.nn.encoder import Block
+    from encoderlab.nn.block import Block
     from encoderlab.nn.scope import Scope
 
 WARM = 2  # passes before recording, in which kernels are compiled and loaded

@@ -13,6 +13,7 @@ import torch
 
 from encoderlab import inference
 from encoderlab.batches.batch import Batch
+from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.deploy.serve.texts import Refused
 from encoderlab.deploy.serve.why import Explanations
 from encoderlab.errors import ConfigError, DataError
@@ -123,7 +124,7 @@ class Service:
             name=name or folder.resolve().name,
             pooling=pooling,
             normalize=normalize,
-            longest=longest_of(place) if predictor is None else None,
+            longest=longest_of(place, tokenizer_of(model)) if predictor is None else None,
             prompts=prompts_of(place) if predictor is None else None,
         )
 
@@ -352,14 +353,21 @@ def prompts_of(folder: Path) -> Prompts:
     return Prompts(named, default)
 
 
-def longest_of(folder: Path) -> int | None:
+def longest_of(folder: Path, tokenizer: Tokenizer) -> int | None:
     """The longest text in tokens by sentence-transformers' files, special tokens included; None if they name none.
 
     Raises:
         DataError: one of them is damaged.
+        ConfigError: they ask for lower case, and the tokenizer distinguishes it.
     """
     for path in sorted(folder.glob("sentence_*_config.json")):  # of a family, in old folders
-        longest = read_json(path, RESTORE).get("max_seq_length")
+        data = read_json(path, RESTORE)
+        if data.get("do_lower_case") and list(tokenizer.encode("The").ids) != list(tokenizer.encode("the").ids):
+            raise ConfigError(
+                f"{path}: do_lower_case is not implemented for a tokenizer that distinguishes case; set it to false, "
+                "and send texts in lower case"
+            )
+        longest = data.get("max_seq_length")
         if longest is not None and (type(longest) is not int or longest < 2):
             raise DataError(f"{path}: max_seq_length {longest!r}, expected a number of tokens from 2; correct it")
         return longest

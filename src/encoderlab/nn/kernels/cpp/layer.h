@@ -1,5 +1,5 @@
 // A whole layer in one call, for prediction: without dropout and gradients, with weights that were packed once, in
-// float32 or in 8 bits. It is made of the functions that the layer's operations call one by one (nn/encoder.py).
+// float32 or in 8 bits. It is made of the functions that the layer's operations call one by one (nn/block.py).
 
 #pragma once
 
