@@ -86,6 +86,21 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def hashed_name(stem: str, file: Path) -> str:
+    """The name of a file in a cache: ``stem``, which says what it was made from, and the hash of its bytes."""
+    return f"{stem}-{sha256(file)[:16]}{file.suffix}"
+
+
+def find_hashed(folder: Path, stem: str, suffix: str) -> Path | None:
+    """The file in a cache whose name has the hash of its bytes, about a second per GB; damaged ones are deleted."""
+    for path in sorted(folder.glob(f"{stem}-*{suffix}")):
+        if path.name == hashed_name(stem, path):
+            return path
+        log.warning("%s: has changed since it was written; it is made again", path)
+        path.unlink(missing_ok=True)
+    return None
+
+
 def finite(value: Any) -> Any:
     """``value`` with null for infinities and NaN, which JSON does not have."""
     if isinstance(value, Mapping):

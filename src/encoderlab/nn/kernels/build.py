@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 
 from encoderlab import processor
-from encoderlab.files import cache_folder, kernels_wanted
+from encoderlab.files import cache_folder, find_hashed, hashed_name, kernels_wanted
 
 FOLDER = Path(__file__).parent / "cpp"
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-fvisibility=hidden")
@@ -57,37 +57,19 @@ def compile_library(compiler: str) -> Path:
     folder = cache_folder() / "kernels"
     folder.mkdir(parents=True, exist_ok=True)
     stem = f"ops-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-    if (library := _whole(folder, stem)) is not None:
+    if (library := find_hashed(folder, stem, ".so")) is not None:
         return library
     with one_at_a_time(folder / "lock"):
-        if (library := _whole(folder, stem)) is not None:
+        if (library := find_hashed(folder, stem, ".so")) is not None:
             return library
         log.info("compiling the kernels with %s, once on this machine", compiler)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             made = Path(scratch) / f"{stem}.so"
             command = [*shlex.split(compiler), *FLAGS, *MATH, str(FOLDER / "ops.cpp"), "-o", str(made)]
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
-            library = folder / _name(stem, made)
+            library = folder / hashed_name(stem, made)
             os.replace(made, library)
     return library
-
-
-def _name(stem: str, file: Path) -> str:
-    return f"{stem}-{_digest(file.read_bytes())}.so"
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:16]
-
-
-def _whole(folder: Path, stem: str) -> Path | None:
-    """The library whose name contains the hash of its bytes; remove damaged ones."""
-    for library in sorted(folder.glob(f"{stem}-*.so")):
-        if library.name == _name(stem, library):
-            return library
-        log.info("%s is damaged; compiling it again", library)
-        library.unlink(missing_ok=True)
-    return None
 
 
 def open_library(compiler: str) -> ctypes.CDLL:
@@ -109,7 +91,7 @@ def _opened(library: Path) -> ctypes.CDLL:
         OSError: the file does not match the hash in its name, or is not a library.
     """
     content = library.read_bytes()
-    if not library.stem.endswith(_digest(content)):
+    if not library.stem.endswith(hashlib.sha256(content).hexdigest()[:16]):
         raise OSError(f"{library} has changed")
     if not hasattr(os, "memfd_create"):
         return ctypes.CDLL(str(library))

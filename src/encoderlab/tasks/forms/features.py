@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import platform
 from collections.abc import Sequence
@@ -26,7 +25,7 @@ from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 from encoderlab import mapped
 from encoderlab.config import Bounded, Count, Natural
 from encoderlab.errors import ConfigError
-from encoderlab.files import sha256
+from encoderlab.files import find_hashed, hashed_name
 from encoderlab.interchange import folder as folders
 from encoderlab.interchange.files import write_weights
 from encoderlab.model import Model
@@ -36,8 +35,6 @@ from encoderlab.nn.noise import Noise
 from encoderlab.nn.scope import Scope
 from encoderlab.seeds import derive
 from encoderlab.tasks.forms.batching import Encoded, Item, sorted_batches
-
-log = logging.getLogger(__name__)
 
 HEAD_FILE = "head.safetensors"  # in a folder with only the trained part
 Layers = Literal["embeddings", "second_to_last", "last", "weighted_last_four", "concatenated_last_four", "weighted_all"]
@@ -92,7 +89,7 @@ class Store:
             for sequence in item.sequences:
                 key.update(sequence.ids.tobytes() + sequence.marks.get("word", np.zeros(0, np.int32)).tobytes())
         stem = key.hexdigest()[:32]
-        path = _whole(self.folder, stem) or self._compute(items, words, room, stem)
+        path = find_hashed(self.folder, stem, ".npy") or self._compute(items, words, room, stem)
         self.parts.append(np.load(path, mmap_mode="r"))
         mapped.watch(path, path.stat().st_size)
         self.starts.append(self.starts[-1] + len(self.parts[-1]))
@@ -104,7 +101,7 @@ class Store:
         sizes = [int((item.sequences[0].marks["word"] >= 0).sum()) if words else 1 for item in items]
         first = np.cumsum([0, *sizes])
         shape = (int(first[-1]), len(self.numbers), self.model.config.encoder.width)
-        part = self.folder / f".{stem}-{platform.node()}-{os.getpid()}"  # several runs may begin at once
+        part = self.folder / f".{stem}-{platform.node()}-{os.getpid()}.npy"  # several runs may begin at once
         out = np.lib.format.open_memmap(part, "w+", np.dtype(self.settings.dtype), shape)
         model, device = self.model.eval(), next(self.model.parameters()).device
         assert model.tokenizer is not None
@@ -119,7 +116,7 @@ class Store:
                     chosen = layers[row][moved.doc[row] >= 0].mean(0, keepdim=True)
                 out[first[number] : first[number + 1]] = chosen.float().cpu().numpy()
         out.flush()
-        path = self.folder / _name(stem, part)
+        path = self.folder / hashed_name(stem, part)
         os.replace(part, path)
         return path
 
@@ -148,21 +145,6 @@ class Store:
         for i in np.unique(part):
             states[part == i] = self.parts[i][rows[part == i] - self.starts[i]]
         return states
-
-
-def _name(stem: str, file: Path) -> str:
-    """The name of a file of activations: a hash of their inputs, and the hash of its bytes."""
-    return f"{stem}-{sha256(file)[:16]}.npy"
-
-
-def _whole(folder: Path, stem: str) -> Path | None:
-    """The file whose name has the hash of its bytes, about a second per GB; damaged ones are named and deleted."""
-    for path in sorted(folder.glob(f"{stem}-*.npy")):
-        if path.name == _name(stem, path):
-            return path
-        log.warning("%s: has changed since it was written; its activations are computed again", path)
-        path.unlink(missing_ok=True)
-    return None
 
 
 class FrozenEncoder(nn.Module):
