@@ -14,7 +14,7 @@ from encoderlab import models
 from encoderlab.errors import ConfigError
 from encoderlab.interchange import folder
 from encoderlab.model import weights_hash
-from encoderlab.nn import encoder as encoders
+from encoderlab.nn import block as blocks
 from encoderlab.nn.architecture import EncoderConfig
 from encoderlab.nn.int8 import quantise
 from encoderlab.nn.kernels import build
@@ -66,7 +66,7 @@ def test_every_product_of_parts(part: int, form: str, monkeypatch: pytest.Monkey
         with torch.no_grad():
             got = [packed(ids, doc=doc, segments=used).last, packed(ids[:1]).last]
             with monkeypatch.context() as patch:
-                patch.setattr(encoders.Block, "_predicted", lambda *_: None)
+                patch.setattr(blocks.Block, "_predicted", lambda *_: None)
                 one_by_one = [packed(ids, doc=doc, segments=used).last, packed(ids[:1]).last]
             want = [network(ids, doc=doc, segments=used).last, network(ids[:1]).last] if form == "fp32" else one_by_one
         for a, b, c in zip(got, one_by_one, want, strict=True):
@@ -91,8 +91,8 @@ def in_one_call(config: EncoderConfig, layer: int) -> bool:
 
 def test_which_layers_are_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    kernel = encoders.predict_layer
-    monkeypatch.setattr(encoders, "predict_layer", lambda *a, **k: calls.append(1) or kernel(*a, **k))
+    kernel = blocks.predict_layer
+    monkeypatch.setattr(blocks, "predict_layer", lambda *a, **k: calls.append(1) or kernel(*a, **k))
     for config in PRODUCT:
         network = make(config).eval()
         pack(network.blocks)
