@@ -20,6 +20,7 @@ from encoderlab.nn.architecture import EncoderConfig
 from encoderlab.nn.attention import Keyed
 from encoderlab.nn.block import Block
 from encoderlab.nn.embeddings import Embeddings
+from encoderlab.nn.kernels.operation import exporting
 from encoderlab.nn.noise import Noise
 from encoderlab.nn.positions import Distances, RelativeShift, Rotary, counted, places, rotations
 from encoderlab.nn.recording import Recordings
@@ -160,7 +161,7 @@ class Encoder(nn.Module):
         depth = self.depth if depth is None else depth
         _check_shapes(ids, doc, attention_mask, positions, segments, visible, reverse)
         self._check_memory(memory, depth, ids)
-        if doc is not None and doc.device.type == "cpu" and not torch.compiler.is_exporting():
+        if doc is not None and doc.device.type == "cpu" and not exporting():
             doc = checked_documents(doc)
         masked, remembered = attention_mask is not None, _remembered(memory)
         if attention_mask is not None:
@@ -348,7 +349,7 @@ class Encoder(nn.Module):
             positions = places(asking, length, ids.device)
         else:
             return None
-        if limit is None or (length <= limit and explicit is None) or torch.compiler.is_exporting():
+        if limit is None or (length <= limit and explicit is None) or exporting():
             return positions
         used = positions if doc is None or masked else torch.where(doc >= 0, positions, 0)
         longest = int(used.max()) + 1

@@ -25,6 +25,7 @@ from encoderlab.config import Bounded
 from encoderlab.errors import ConfigError
 from encoderlab.nn import kernels, noise
 from encoderlab.nn.kernels import Relative
+from encoderlab.nn.kernels.operation import exporting
 from encoderlab.nn.kernels.plain import chosen_per_head, per_head, segment_scores, skew
 from encoderlab.nn.packed import Packed, linear
 
@@ -303,7 +304,7 @@ def running_max(x: Tensor) -> Tensor:
 
     ONNX has no such operation: an exported graph compares all pairs, which costs L numbers per token, once per pass.
     """
-    if not torch.compiler.is_exporting():
+    if not exporting():
         return x.cummax(dim=1).values
     index = torch.arange(x.shape[1], device=x.device)
     return torch.where(index <= index[:, None], x[:, None], 0).amax(-1)
@@ -435,7 +436,7 @@ class DisentangledTable(nn.Module):
         slots = (bucket + position.slots).clamp(0, 2 * position.slots - 1)
         reach = position.buckets // 2 if position.buckets else position.slots - 1
         # An exported graph must serve all lengths, so it must not depend on whether this length is within reach.
-        in_reach = not torch.compiler.is_exporting() and keys - 1 <= reach
+        in_reach = not exporting() and keys - 1 <= reach
         first = position.slots - (length - 1) if in_reach else None
         rows = self.table if self.norm is None else self.norm(self.table)
         return Distances(rows, slots, distance, first, length, keys)

@@ -15,14 +15,14 @@ from torch import Tensor
 from encoderlab.nn.kernels import build, cpu, plain
 from encoderlab.nn.kernels.functions import packed_heads
 from encoderlab.nn.kernels.memory import keep_memory as keep_memory
-from encoderlab.nn.kernels.operation import apply
+from encoderlab.nn.kernels.operation import apply, exporting
 from encoderlab.nn.kernels.plain import Relative as Relative
 
 
 def _kernels(x: Tensor, *others: Tensor | None) -> Any:
     """The package whose kernels accept these tensors, or None."""
     fit = all(other is None or (other.dtype == x.dtype and other.numel() > 0) for other in others)
-    if not fit or x.numel() == 0 or torch.compiler.is_exporting():
+    if not fit or x.numel() == 0 or exporting():
         return None
     if x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16) and build.available():
         return cpu

@@ -48,6 +48,14 @@ def operation(
     return wrap
 
 
+def exporting() -> bool:
+    """Whether ``torch.export`` traces this code, whose graph must work without our kernels and at any length.
+
+    ``torch.compiler.is_exporting`` is this flag, but under ``torch.compile`` of torch 2.11 it is always true.
+    """
+    return torch.compiler._is_exporting_flag
+
+
 def on_its_device(function: Callable) -> Callable:
     """``function`` with the GPU of its first tensor as the current device, because Triton launches there."""
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from encoderlab.nn import noise
+from encoderlab.nn.kernels.operation import exporting
 
 
 def dropout(x: Tensor, p: float, seeds: Tensor | None, site: int) -> Tensor:
@@ -177,7 +178,7 @@ def skew(table: Tensor, keys: int) -> Tensor:
         table = F.pad(table, (0, 1))
     length, columns = table.shape[-2:]
     shifted = table.flatten(-2)[..., length - 1 : length * columns - 1].unflatten(-1, (length, columns - 1))
-    if torch.compiler.is_exporting():  # in a graph of any length, a view may not be contiguous
+    if exporting():  # in a graph of any length, a view may not be contiguous
         return shifted.index_select(-1, torch.arange(keys, device=table.device))
     return shifted[..., :keys]
 
