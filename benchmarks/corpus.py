@@ -48,7 +48,7 @@ def stages(source: str, tokenizer: Tokenizer, megabytes: float) -> None:
             timed("sentences", lambda lines=lines: [sentence_starts(line) for line in lines])
             timed("tokens", lambda lines=lines: [alone.encode_corpus(batch) for batch in batched(lines, pieces.BATCH)])
             path = Path(place) / "piece.safetensors"
-            timed("all, with marks and files", pieces.write_piece, path, piece, tokenizer, reading, None)
+            timed("all, with marks and files", pieces.write_piece, path, piece, tokenizer, reading, None, "")
             size += sum(len(block.data) for _, block in piece.blocks)
     for stage, spent in seconds.items():
         print(f"{stage:28} {size / 1e6 / max(spent, 1e-9):8.1f} MB/s")

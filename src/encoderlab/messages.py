@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 Say = Callable[[str], None]
+Progress = Callable[[str, int, int | None], None]  # the stage, the amount done, and the total if known
 
 
 def silent(line: str) -> None:

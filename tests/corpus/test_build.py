@@ -17,7 +17,7 @@ import pytest
 
 from encoderlab.corpus import assemble, blocks, build, duplicates, pieces
 from encoderlab.corpus.build import GivenTokenizer, NewTokenizer, build_corpus
-from encoderlab.corpus.documents import read_documents
+from encoderlab.corpus.documents import read_documents, sample_texts
 from encoderlab.corpus.find import find_sources
 from encoderlab.corpus.inspection import inspect_corpus
 from encoderlab.corpus.manifest import verify
@@ -219,7 +219,7 @@ def test_a_zip_gives_the_sample_of_its_files(tmp_path):
             archive.write(tmp_path / "files" / f"{number:02}.txt", f"{number:02}.txt")
     for budget in (20_000, 1_000_000):
         samples = [
-            list(build._sample(find_sources([str(tmp_path / name)], Reading()), Reading(), budget, lambda *args: None))
+            list(sample_texts(find_sources([str(tmp_path / name)], Reading()), Reading(), budget, lambda *args: None))
             for name in ("files", "a.zip")
         ]
         assert samples[0] == samples[1] and sum(map(len, samples[0])) > 10_000

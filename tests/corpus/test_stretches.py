@@ -19,13 +19,13 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as trials
 from hypothesis import strategies as st
 
-from encoderlab.corpus import blocks, build, merge, pieces
+from encoderlab.corpus import blocks, build, documents, pieces
 from encoderlab.corpus.blocks import SourceBlock, read_blocks
 from encoderlab.corpus.build import GivenTokenizer, NewTokenizer, build_corpus
 from encoderlab.corpus.documents import read_documents
 from encoderlab.corpus.find import find_sources
 from encoderlab.corpus.merge import merge_corpora
-from encoderlab.corpus.pieces import PieceInput, read_work
+from encoderlab.corpus.pieces import PieceInput, piece_path, pieces_made, read_work
 from encoderlab.corpus.sources import Reading
 from encoderlab.corpus.stretches import divide
 from encoderlab.corpus.tokenizer import Tokenizer
@@ -299,7 +299,7 @@ def test_a_machine_reads_its_share_of_the_sources(tmp_path, monkeypatch, given_t
     sizes(monkeypatch, 4000, 4, 4000)
     monkeypatch.setattr(blocks, "_LOOK", 256)
     monkeypatch.setattr(opening, "HEAD", 500)
-    monkeypatch.setattr(build, "LOOK", 2)
+    monkeypatch.setattr(documents, "LOOK", 2)
     text = tmp_path / "text"
     text.mkdir()
     (text / "long.txt").write_text(sample_text(1500))
@@ -371,9 +371,11 @@ def test_pieces_of_a_stretch_are_found_without_the_others(tmp_path_factory, size
     for stretch, size in enumerate(sizes):
         for place in range(size):
             if (stretch, place) not in missing:
-                merge.piece_path(part, pieces.PieceName(stretch, place, place == size - 1)).touch()
-    made = merge.pieces_made(part)
-    assert all(merge.pieces_of(part, stretch) == made[stretch] for stretch in range(len(sizes) + 1))
+                piece_path(part, pieces.PieceName(stretch, place, place == size - 1)).touch()
+    for stretch, size in enumerate([*sizes, 0]):
+        there = next((place for place in range(size) if (stretch, place) in missing), size)
+        names = [pieces.PieceName(stretch, place, place == size - 1) for place in range(there)]
+        assert pieces_made(part, stretch) == [piece_path(part, name) for name in names]
 
 
 def test_a_stretch_whose_pieces_are_there_is_not_read_again(tmp_path):

@@ -145,12 +145,12 @@ def test_a_head_that_was_started_again_without_its_memory_is_lost(cluster, monke
     monkeypatch.setattr("encoderlab.execution.cluster.HEAD", 0.0)
     with RayTasks() as tasks:
         tasks.submit(time.sleep, 8)
-        tasks._away, tasks._cluster = True, "another"
+        tasks._head.is_away, tasks._head.cluster = True, "another"
         with pytest.raises(DataError, match="is lost .another one runs there.; run the same command again"):
             tasks.finish()
     with RayTasks() as tasks:
         tasks.submit(time.sleep, 3)
-        tasks._away = True  # and the same one again
+        tasks._head.is_away = True  # and the same one again
         tasks.finish()
 
 

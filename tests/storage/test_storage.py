@@ -388,6 +388,33 @@ def test_what_is_only_here_stays_if_the_answer_to_an_upload_is_lost(s3, monkeypa
     assert places.read_bytes(f"{url}/c") == b"only here"
 
 
+def test_a_list_that_could_not_be_written_is_written_by_the_next_upload(s3, tmp_path, monkeypatch):
+    url = f"{s3.bucket}/runs/unlisted"
+    folder = mirror.working_place(url)
+    first = Mirror(folder, url)
+    first.restore()
+    _checkpoint(folder, 1)
+    real = places.write_bytes
+
+    def fails_for_the_list(place: str, data: bytes) -> None:
+        if place.endswith("mirror.json"):
+            raise DataError("no connection")
+        real(place, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(places, "write_bytes", fails_for_the_list)
+        with pytest.raises(DataError, match="no connection"):
+            first.push()
+    before = s3.asked.total()
+    first.push()  # nothing has changed since, and all files are there
+    assert s3.asked.total() - before < 8
+    first.release()
+    monkeypatch.setenv("ENCODERLAB_HOME", str(tmp_path / "other"))
+    again = Mirror(mirror.working_place(url), url)
+    again.restore()
+    assert (again.folder / "checkpoints" / "latest").readlink().name == "step-1"
+
+
 def test_an_upload_that_fails_does_not_hide_why_the_work_ended(s3, monkeypatch, caplog):
     url = f"{s3.bucket}/runs/failed"
 

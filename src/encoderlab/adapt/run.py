@@ -16,15 +16,16 @@ text are refused.
 
 from __future__ import annotations
 
-import json
+import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from encoderlab.adapt import measure
@@ -35,7 +36,7 @@ from encoderlab.batches.loader import Loader
 from encoderlab.batches.streams import StreamFormat
 from encoderlab.config import Bounded, Count, Positive, Rate, override, to_dict
 from encoderlab.corpus.assemble import Selection
-from encoderlab.corpus.build import BuildSettings, GivenTokenizer, Progress, build_corpus
+from encoderlab.corpus.build import BuildSettings, GivenTokenizer, build_corpus
 from encoderlab.corpus.chunks import batched
 from encoderlab.corpus.sealed import ORIGIN
 from encoderlab.corpus.shards import Corpus
@@ -48,7 +49,7 @@ from encoderlab.interchange import folder as folders
 from encoderlab.interchange.load import load_pair
 from encoderlab.interchange.places import commits, pin
 from encoderlab.measure.runs import read_run
-from encoderlab.messages import Say
+from encoderlab.messages import Progress, Say
 from encoderlab.model import Model, count_parameters
 from encoderlab.models.base import resized
 from encoderlab.objectives.distill import DistillSettings
@@ -127,21 +128,18 @@ class Adaptation:
     def __init__(self, plan: AdaptationPlan, out: Path, say: Say, progress: Progress) -> None:
         self.out, self.say, self.progress = out, say, progress
         self.plan = plan = self._claim(plan)
-        self.origin = digest(_plain(asdict(plan)))  # of everything made from here on
+        self.origin = digest(to_dict(plan))  # of everything made from here on
         self.place = self._given()
         self.model, self.generator = load_pair(self.place)
         self.tokenizer = tokenizer_of(self.model)
-        self.kinds = ("domain", "general") if plan.replay else ("domain",)
+        self.texts: dict[str, SourceText] = {}  # of the domain, and general text if some is replayed
+        self.taken: dict[str, np.ndarray] = {}  # how many characters of each document are trained on
         self.new: Tokenizer | None = None  # the changed vocabulary, if it was made for the checks
         self.written = False  # whether the text of the stage is there
         self._check()
 
     def _check(self) -> None:
-        """Refuse everything that can be refused, before any work and before anything is written.
-
-        Raises:
-            ConfigError, DataError: the model, its vocabulary, the recipe or the text do not fit together.
-        """
+        """Refuse everything that can be refused, before any work and before anything is written."""
         plan = self.plan
         recipe_of(self.model, self.generator, tokens=1, passes=1, seed=1)
         if plan.added and self.tokenizer.kind != "wordpiece":
@@ -157,24 +155,20 @@ class Adaptation:
                 raise ConfigError(f"--task {plan.task}: no such file; give labelled texts")
             measure.labelled(Path(plan.task))
         self._check_recipe()
-        self.text = SourceText(plan.text)
-        self.text.check()
-        self.taken = {"domain": choose(self.text.lots)}
-        self._check_readable()
-        self.general = SourceText(plan.replay) if plan.replay else None
-        if self.general is not None:
-            self.general.check_general(replayed=bool(plan.replay_share))
-            self.taken["general"] = choose(self.general.lots, self._wanted)
+        self.texts["domain"] = text = SourceText(plan.text)
+        text.check()
+        self.taken["domain"] = choose(text.lots)
+        self._check_readable(text)
+        if plan.replay:
+            self.texts["general"] = text = SourceText(plan.replay)
+            text.check_general(replayed=bool(plan.replay_share))
+            self.taken["general"] = choose(text.lots, self._wanted)
         if not self._record("text").exists():  # else an earlier session has checked the rest
             self.new = None if plan.vocabulary == "keep" else self._vocabulary()
             self._check_warmup()
 
     def _check_recipe(self) -> None:
-        """Refuse fields that cannot work with the model, whatever the text.
-
-        Raises:
-            ConfigError: says which.
-        """
+        """Refuse fields that cannot work with the model, whatever the text."""
         recipe = self._recipe(self.model, self.generator, MOST_TOKENS)
         self.warmup = recipe.schedule.warmup
         if recipe.evaluation.pairs is not None:
@@ -191,15 +185,11 @@ class Adaptation:
         fit(replace(recipe, init_from=str(self.place), **sizes), self.tokenizer)  # type: ignore[arg-type]
 
     def _check_warmup(self) -> None:
-        """Refuse a warm-up of more steps than the text has.
-
-        Raises:
-            ConfigError: says so.
-        """
+        """Refuse a warm-up of more steps than the text has."""
         if self.warmup < 1:  # a share
             return
         tokenizer, tokens = self.new or self.tokenizer, 0
-        for kind in self.kinds:
+        for kind in self.texts:
             for texts in batched(self._training(kind), BATCH):
                 tokens += len(tokenizer.encode_corpus(texts).ids)
         self._recipe(self.model, self.generator, tokens)
@@ -217,12 +207,10 @@ class Adaptation:
             ConfigError: the folder has another plan, or other files.
         """
         path = self.out / PLAN
+        known = None
         try:
-            known = read_record(path)
-        except FileNotFoundError:
-            known = None
+            known = read_record(path) if path.exists() else None
         except Damaged as error:
-            known = None
             self.say(f"{error}; the stages are compared with the settings given")
         if known is None:
             strangers = sorted(one.name for one in self.out.iterdir() if not one.name.startswith("."))
@@ -234,7 +222,7 @@ class Adaptation:
         repository = known["plan"]["model"].rpartition("@")[0]
         if repository and repository == plan.model.partition("@")[0]:
             plan = replace(plan, model=known["plan"]["model"])
-        asked = _plain(asdict(plan))
+        asked = to_dict(plan)
         if changed := [name for name in asked if asked[name] != known["plan"].get(name)]:
             name = changed[0]
             raise ConfigError(
@@ -252,7 +240,7 @@ class Adaptation:
             raise DataError(f"{kept}: its config.json is missing or damaged; restore it, or choose another --out")
         return self.plan.model
 
-    def _check_readable(self) -> None:
+    def _check_readable(self, text: SourceText) -> None:
         """Refuse text in a script that the vocabulary does not cover.
 
         Raises:
@@ -260,14 +248,14 @@ class Adaptation:
         """
         if self.plan.vocabulary == "new":
             return
-        tokens = self.tokenizer.encode_corpus(self.text.sample)
+        tokens = self.tokenizer.encode_corpus(text.sample)
         unknown = float((tokens.ids == self.tokenizer.special.unk).mean())
-        size = sum(len(text.encode()) for text in self.text.sample) / max(len(tokens.ids), 1)
+        size = sum(len(document.encode()) for document in text.sample) / max(len(tokens.ids), 1)
         if unknown > MOST_UNKNOWN or size < FEWEST_BYTES:
             many = f"{unknown:.1%} of its tokens are unknown to"
             what = many if unknown > MOST_UNKNOWN else f"its tokens have {size:.1f} bytes in"
             raise DataError(
-                f"{self.text.name}: {what} the model's vocabulary, so it is in another script or kind of text; give "
+                f"{text.name}: {what} the model's vocabulary, so it is in another script or kind of text; give "
                 "--vocabulary new, or a model of its language"
             )
         if unknown > 0.001:
@@ -285,15 +273,14 @@ class Adaptation:
         Raises:
             ConfigError: it was done with other settings or other text.
         """
-        known = self._known(name)
-        if known is not None:
+        if (known := self._known(name)) is not None:
             return known
         self.say(f"stage: {name.replace('-', ' ')}")
         begin = time.perf_counter()
         result = make()
         result["seconds"] = time.perf_counter() - begin
-        kept = {str(file.relative_to(self.out)): sha256(file) for file in files if file.exists()}
-        write_record(self._record(name), _plain({ORIGIN: self.origin, "files": kept, "found": result}))
+        kept = {str(file.relative_to(self.out)): sha256(file) for file in files}
+        write_record(self._record(name), {ORIGIN: self.origin, "files": kept, "found": result})
         return result
 
     def _known(self, name: str) -> dict[str, Any] | None:
@@ -324,21 +311,21 @@ class Adaptation:
             Stopped: a signal came during training; the same command continues.
         """
         plan = self.plan
-        write_record(self.out / PLAN, _plain({"plan": asdict(plan), "models": commits()}))
+        write_record(self.out / PLAN, {"plan": to_dict(plan), "models": commits()})
         if not whole(self.out / "given"):
             save(self.model, self.generator, self.out / "given")
-        texts = [self._place(f"{kind}{part}") for kind in ("domain", "general") for part in ("", "-held-out")]
+        texts = [self._place(f"{kind}{part}") for kind in self.texts for part in ("", "-held-out")]
         record: dict[str, Any] = {"text": self.stage("text", self._split, *texts)}
         self.written = True
-        self.origin = digest([self.origin, [sha256(text) for text in texts if text.exists()]])
+        self.origin = digest([self.origin, [sha256(text) for text in texts]])
         record["vocabulary"] = self.stage("vocabulary", self._start)
         self.stage("corpus", self._build)
         record["before"] = self.measure("before", lambda: (self.model, self.generator))
         record["training"] = self.stage("training", self._train)
         self._take()
         record["after"] = self.measure("after", lambda: load_pair(self.out / "model"))
-        record["gains"] = {kind: measure.gain(record["before"][kind], record["after"][kind]) for kind in self.kinds}
-        record["plan"] = _plain(asdict(plan))
+        record["gains"] = {kind: measure.gain(record["before"][kind], record["after"][kind]) for kind in self.texts}
+        record["plan"] = to_dict(plan)
         record["parameters"] = count_parameters(self.model.config)["total"]
         write_json(self.out / RESULT, record)
         return record
@@ -347,37 +334,27 @@ class Adaptation:
         return self.out / "text" / f"{name}.jsonl"
 
     def _split(self) -> dict[str, Any]:
-        train, apart = self._write("domain", self.text)
-        counts = {"domain": asdict(train), "domain held out": asdict(apart)}
-        if self.general is not None:
-            train, apart = self._write("general", self.general)
-            counts |= {"general": asdict(train), "general held out": asdict(apart)}
-            if train.characters < 0.9 * self._wanted:
-                self.say(
-                    f"general text is short: {train.characters:,} characters are replayed, not {self._wanted:,.0f}"
-                )
-        return counts
-
-    def _write(self, kind: str, text: SourceText) -> tuple[TextAmount, TextAmount]:
-        return split(text, self.taken[kind], self._place(kind), self._place(f"{kind}-held-out"))
+        counts: dict[str, TextAmount] = {}
+        for kind, text in self.texts.items():
+            amounts = split(text, self.taken[kind], self._place(kind), self._place(f"{kind}-held-out"))
+            counts[kind], counts[f"{kind} held out"] = amounts
+        if "general" in counts and counts["general"].characters < 0.9 * self._wanted:
+            replayed = counts["general"].characters
+            self.say(f"general text is short: {replayed:,} characters are replayed, not {self._wanted:,.0f}")
+        return to_dict(counts)
 
     def _training(self, kind: str) -> Iterable[str]:
         """The documents to train on: as they were written, or will be."""
-        if self.written:
-            return read(self._place(kind))
-        text = self.general if kind == "general" else self.text
-        assert text is not None
-        return chosen(text, self.taken[kind])
+        return read(self._place(kind)) if self.written else chosen(self.texts[kind], self.taken[kind])
 
     def _texts(self) -> list[str]:
         """Domain and general text to train a vocabulary on, at most :data:`SAMPLE` characters."""
         texts, taken = [], 0
-        for kind in self.kinds:
-            for text in self._training(kind):
-                texts.append(text)
-                taken += len(text)
-                if taken > SAMPLE:
-                    return texts
+        for text in itertools.chain.from_iterable(map(self._training, self.texts)):
+            texts.append(text)
+            taken += len(text)
+            if taken > SAMPLE:
+                break
         return texts
 
     def _vocabulary(self) -> Tokenizer:
@@ -413,7 +390,7 @@ class Adaptation:
 
     def _build(self) -> dict[str, Any]:
         """The training corpus."""
-        kinds = self.kinds if self.plan.replay_share else ("domain",)
+        kinds = self.texts if self.plan.replay_share else ("domain",)
         start, _ = load_pair(self.out / "start")
         place = self.out / "tokenizer"
         tokenizer_of(start).save(place)
@@ -501,7 +478,7 @@ class Adaptation:
     def measure(self, when: str, models: Callable[[], tuple[Model, Model | None]]) -> dict[str, Any]:
         """All measures of the model before or after."""
         measured: dict[str, Any] = {}
-        for kind in self.kinds:
+        for kind in self.texts:
             texts = measure.pieces(read(self._place(f"{kind}-held-out")))
             measured[kind] = self.stage(f"{kind}-{when}", lambda texts=texts: measure.bits(*models(), texts))  # type: ignore[misc]
         if self.plan.pairs:
@@ -514,11 +491,6 @@ class Adaptation:
                 lambda: measure.task(models()[0], path, self.out / "tasks" / when, self.plan.seeds),
             )
         return measured
-
-
-def _plain(value: Any) -> Any:
-    """``value`` after a round trip through JSON."""
-    return json.loads(json.dumps(value))
 
 
 def save(model: Model, generator: Model | None, folder: Path) -> None:

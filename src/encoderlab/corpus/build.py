@@ -9,8 +9,7 @@
 
 Each of these appears complete or not at all. A killed build continues where it was, and ends with the same
 bytes, as does a build with any number of workers or machines: with ``num_shards`` n a machine reads every n-th stretch
-of the input (:mod:`encoderlab.corpus.stretches`), and :func:`encoderlab.corpus.merge.merge_corpora` assembles them. On
-a cluster, a task reads a stretch and makes its pieces.
+of the input (:mod:`encoderlab.corpus.stretches`), and :func:`encoderlab.corpus.merge.merge_corpora` assembles them.
 
 Memory does not depend on the size of the input: one piece per worker, about 200 MB each.
 """
@@ -20,46 +19,42 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from encoderlab.config import to_dict
-from encoderlab.corpus import blocks
 from encoderlab.corpus.assemble import Selection
-from encoderlab.corpus.blocks import SourceBlock, range_start, read_blocks
-from encoderlab.corpus.documents import parse_block
+from encoderlab.corpus.blocks import RECORDS, read_blocks
+from encoderlab.corpus.documents import parse_block, sample_texts
 from encoderlab.corpus.find import find_sources
 from encoderlab.corpus.manifest import MANIFEST, TOKENIZER, Manifest, SourceRecord, read_manifest, verify
-from encoderlab.corpus.merge import (
-    MAX_UNKNOWN,
-    PartRecord,
-    Progress,
-    check_max_unknown,
+from encoderlab.corpus.merge import MAX_UNKNOWN, PartRecord, check_max_unknown, join_parts, read_part, too_many_unknown
+from encoderlab.corpus.output import ASSEMBLY, PART, PIECES, PLAN, WORK, begun, differences, held
+from encoderlab.corpus.pieces import (
+    Piece,
+    PieceInput,
+    Segmenter,
     damaged_pieces,
     is_complete,
-    join_parts,
     piece_origin,
     piece_path,
     pieces_made,
-    pieces_of,
-    read_part,
-    too_many_unknown,
+    read_work,
+    write_piece,
 )
-from encoderlab.corpus.output import ASSEMBLY, PART, PIECES, PLAN, WORK, begun, differences, held
-from encoderlab.corpus.pieces import Piece, PieceInput, Segmenter, read_work, write_piece
 from encoderlab.corpus.python.text import PREFIX, python_source
 from encoderlab.corpus.sealed import check_folder, seal_folder
 from encoderlab.corpus.segment import make_segmenter
 from encoderlab.corpus.sources import Reading, Source
-from encoderlab.corpus.stretches import SourceStretch, divide, is_divisible
+from encoderlab.corpus.stretches import SourceStretch, divide
 from encoderlab.corpus.tokenizer import Kind, Tokenizer
 from encoderlab.errors import ConfigError
 from encoderlab.execution.workers import Tasks, Workers
+from encoderlab.messages import Progress
 from encoderlab.records.opening import COMPRESSED, errors_of
 from encoderlab.sealed import Damaged, digest, write_record
 from encoderlab.storage.places import identity, info, url_of
@@ -68,7 +63,6 @@ from encoderlab.storage.streams import sha256
 log = logging.getLogger(__name__)
 
 VERSION = 3  # of how the input is divided into pieces and sampled; a build of another version is refused
-LOOK = 128  # times the bytes of the sample: the most to read for it of files that must be read from the beginning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +83,10 @@ class NewTokenizer:
     lowercase: bool | None = None
     sample_bytes: int = 32_000_000
 
+    def train(self, sources: Sequence[Source], reading: Reading, progress: Progress) -> Tokenizer:
+        texts = sample_texts(sources, reading, self.sample_bytes, progress)
+        return Tokenizer.train(self.kind, texts, self.vocab_size, family=self.family, lowercase=self.lowercase)
+
 
 @dataclass(frozen=True, kw_only=True)
 class GivenTokenizer:
@@ -97,6 +95,9 @@ class GivenTokenizer:
     path: str
     family: str | None = None
     lowercase: bool | None = None
+
+    def load(self) -> Tokenizer:
+        return Tokenizer.load(self.path, family=self.family, lowercase=self.lowercase)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +115,10 @@ class BuildSettings:
     reading: Reading = field(default_factory=Reading)
     selection: Selection = field(default_factory=Selection)
     segmenter: str | None = None
+
+    def given_hash(self) -> str | None:
+        """The hash of the tokenizer, unless it is to be trained."""
+        return self.tokenizer.load().hash() if isinstance(self.tokenizer, GivenTokenizer) else None
 
 
 def build_corpus(
@@ -142,8 +147,8 @@ def build_corpus(
         DataError: sources that are missing, unreadable, without text, or not covered by the tokenizer.
     """
     out = Path(out) if cluster is None else Path(out).resolve()  # a cluster's workers are in other folders
-    tasks: Callable[[], Tasks] = functools.partial(Workers, workers)
-    tasks()  # refuses a wrong number before any work
+    pool: Callable[[], Tasks] = functools.partial(Workers, workers)
+    pool()  # refuses a wrong number before any work
     check_max_unknown(max_unknown)
     if num_shards < 1:
         raise ConfigError(f"num_shards {num_shards}, expected at least 1")
@@ -154,21 +159,22 @@ def build_corpus(
     if cluster is not None:
         sources = [replace(one, path=one.path if url_of(one.path) else one.path.resolve()) for one in sources]
         first = {one.path.parent: one.path for one in reversed(sources) if url_of(one.path) is None}  # of each folder
-        tasks = functools.partial(cluster, [out, *first.values()])
+        pool = functools.partial(cluster, [out, *first.values()])
     whole = num_shards == 1
     with held(out):
         if whole and (out / MANIFEST).exists():
             return _complete(settings, sources, out)
         if cluster is not None:
-            with tasks():  # which checks its nodes, before any work
+            with pool():  # which checks its nodes, before any work
                 pass
-        part = Part(out / WORK if whole else out, settings, sources, shard_index, num_shards, cluster is not None)
+        folder = out / WORK if whole else out
+        part = Part(folder, settings, sources, shard_index, num_shards, pool, cluster is not None, progress)
         part.claim(out)
-        tokenizer = part.tokenizer(progress)
+        tokenizer = part.tokenizer()
         if isinstance(settings.tokenizer, GivenTokenizer):
             _require_covered(tokenizer, sources, settings.reading, max_unknown)
-        record = part.make_pieces(tokenizer, tasks, progress)
-        return join_parts([part.folder], out, tasks, max_unknown, progress) if whole else record
+        record = part.make_pieces(tokenizer)
+        return join_parts([part.folder], out, pool, max_unknown, progress) if whole else record
 
 
 def _check(settings: BuildSettings) -> None:
@@ -209,7 +215,7 @@ def _complete(settings: BuildSettings, sources: Sequence[Source], out: Path) -> 
     if manifest.settings != asked or manifest.tokenizer is None:
         changed = differences(manifest.settings or {}, asked)
         raise ConfigError(f"{out}: has a corpus with other settings: {changed}; choose another folder, or delete it")
-    if _given_hash(settings) not in (None, manifest.tokenizer.hash):
+    if settings.given_hash() not in (None, manifest.tokenizer.hash):
         raise ConfigError(f"{out}: the tokenizer has changed since; choose another folder, or delete this one")
     recorded = {source.name: source.sha256 for source in manifest.sources}
     hashes = {path: sha256(path) for path in {source.path: None for source in sources}}
@@ -225,9 +231,9 @@ def _complete(settings: BuildSettings, sources: Sequence[Source], out: Path) -> 
 
 @dataclass(frozen=True)
 class Part:
-    """The part of a corpus that one machine builds, in its own folder: every ``num_shards``-th stretch of the input.
+    """The part of a corpus that one machine or cluster builds: every ``num_shards``-th stretch of the input.
 
-    A corpus built by one machine is one part, in ``OUT/.work``.
+    A corpus that is not divided is one part, in ``OUT/.work``.
     """
 
     folder: Path
@@ -235,7 +241,9 @@ class Part:
     sources: Sequence[Source]
     shard_index: int
     num_shards: int
-    on_cluster: bool = False  # of a cluster that sees the sources
+    pool: Callable[[], Tasks]
+    on_cluster: bool  # whose nodes see the sources
+    progress: Progress
 
     def claim(self, out: Path) -> None:
         """Record the settings of the build, or check that they are the same; ``out`` is the folder that the user named.
@@ -244,13 +252,13 @@ class Part:
             ConfigError: the folder has other content, or another build was started there.
         """
         earlier = begun(self.folder, out, PLAN, self.plan)
-        if earlier != self.plan and not (self.folder / TOKENIZER).exists():
+        if earlier != self.plan:
+            if (self.folder / TOKENIZER).exists():
+                raise ConfigError(
+                    f"{out}: another build was started here: {differences(earlier, self.plan)}; "
+                    "give the same settings to continue it, or delete the folder"
+                )
             write_record(self.folder / PLAN, self.plan)  # nothing was made yet; its tokenizer may have been refused
-        elif earlier != self.plan:
-            raise ConfigError(
-                f"{out}: another build was started here: {differences(earlier, self.plan)}; "
-                "give the same settings to continue it, or delete the folder"
-            )
         for leftover in self.folder.rglob(".*.tmp"):
             leftover.unlink(missing_ok=True)
 
@@ -260,13 +268,28 @@ class Part:
         return {
             "settings": to_dict(self.settings),
             "sources": {source.name: list(info(source.path)) for source in self.sources},
-            "tokenizer": _given_hash(self.settings),
+            "tokenizer": self.settings.given_hash(),
             "shard_index": self.shard_index,
             "num_shards": self.num_shards,
             "version": VERSION,
         }
 
-    def tokenizer(self, progress: Progress) -> Tokenizer:
+    @functools.cached_property
+    def stretches(self) -> list[SourceStretch]:
+        """Those of all parts together."""
+        return divide(self.sources)
+
+    @functools.cached_property
+    def own(self) -> list[SourceStretch]:
+        return self.stretches[self.shard_index :: self.num_shards]
+
+    @functools.cached_property
+    def hashed(self) -> dict[int, Path]:
+        """The sources that this part hashes, by number: those that it reads from their beginning."""
+        begin = (stretch for stretch in self.own if not stretch.start)
+        return {number: self.sources[number].path for one in begin for number in range(one.first, one.end)}
+
+    def tokenizer(self) -> Tokenizer:
         """The tokenizer: given, trained now, or from an earlier session."""
         folder = self.folder / TOKENIZER
         if folder.exists():
@@ -278,14 +301,11 @@ class Part:
                 shutil.rmtree(folder)
         elif any((self.folder / PIECES).glob("*")):
             log.warning("%s: missing; made again", folder)
-        settings = self.settings.tokenizer
-        if isinstance(settings, GivenTokenizer):
-            tokenizer = _load_given(settings)
+        wanted = self.settings.tokenizer
+        if isinstance(wanted, GivenTokenizer):
+            tokenizer = wanted.load()
         else:
-            sample = _sample(self.sources, self.settings.reading, settings.sample_bytes, progress)
-            tokenizer = Tokenizer.train(
-                settings.kind, sample, settings.vocab_size, family=settings.family, lowercase=settings.lowercase
-            )
+            tokenizer = wanted.train(self.sources, self.settings.reading, self.progress)
         temporary = self.folder / f"{TOKENIZER}.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
         tokenizer.save(temporary)
@@ -293,154 +313,117 @@ class Part:
         os.replace(temporary, folder)
         return Tokenizer.load(folder)
 
-    def make_pieces(self, tokenizer: Tokenizer, pool: Callable[[], Tasks], progress: Progress) -> PartRecord:
+    def make_pieces(self, tokenizer: Tokenizer) -> PartRecord:
         """Make the missing or damaged pieces, and return the record of the part."""
-        tokenizer_hash = tokenizer.hash()
-        origin = digest([self.plan, tokenizer_hash])
         (self.folder / PIECES).mkdir(exist_ok=True)
-        recorded = (self.folder / PART).exists()
-        if (record := self._finished(origin, progress)) is not None:
+        make_piece = PieceMaker(self.folder, self.settings, tokenizer.hash(), digest([self.plan, tokenizer.hash()]))
+        if (record := self._finished(make_piece.origin)) is not None:
             return record
-        stretches = divide(self.sources)
-        own = stretches[self.shard_index :: self.num_shards]
-        task = functools.partial(
-            _make_piece,
-            tokenizer=self.folder / TOKENIZER,
-            tokenizer_hash=tokenizer_hash,
-            reading=self.settings.reading,
-            segmenter=self.settings.segmenter,
-            origin=origin,
-            near_duplicates=self.settings.selection.near_duplicates,
-        )
-        made = pieces_made(self.folder)
-        waiting = [stretch for stretch in own if not is_complete(made[stretch.number])]
-        if own and not waiting and not recorded:
-            log.warning("%s: missing although all pieces are there; it is written from them", self.folder / PART)
-        done = sum(stretch.size for stretch in own) - sum(stretch.size for stretch in waiting)
-        total = sum(stretch.size for stretch in own) if all(map(_has_known_size, self.sources)) else None
-        if done:
-            progress("bytes of text", done, total)  # pieces of earlier sessions
-        firsts = {index for stretch in own if not stretch.start for index in range(stretch.first, stretch.end)}
-        to_hash = {self.sources[index].path: None for index in firsts}  # a machine hashes what it starts to read
-        hashes: dict[str, str] = {}
-        with pool() as tasks:
-            there = _read_there(waiting, tasks.cores) if self.on_cluster else []
-            if self.on_cluster:
-                tasks.ended = lambda name, result: hashes.update(result or {})
-                shared = tasks.share(self.sources)
-                read_there = {path for stretch in there for path in _read_whole(stretch, self.sources)}
-                for path in to_hash:
-                    if path not in read_there:
-                        tasks.submit(_hash, [path])  # first: of a long file it takes longer than anything else
-            for stretch in there:
-                tasks.submit(_make_stretch, stretch, shared, self.folder, task)
-                progress("bytes of text", done := done + stretch.size, total)
-            for work in _read(self.sources, [stretch for stretch in waiting if stretch not in there], made):
-                if not (path := piece_path(self.folder, work.name)).exists():
-                    tasks.submit(task, path, work)
-                size = stretches[work.name.stretch].size
-                progress("bytes of text", done + (size if work.name.is_last else min(size, work.end.num_bytes)), total)
-                done += size if work.name.is_last else 0
-            if not self.on_cluster:
-                hashes = _hash(to_hash)  # while the last pieces are made
-            tasks.finish()
-        made = pieces_made(self.folder)
+        hashes = self._make_on_cluster(make_piece) if self.on_cluster else self._make_here(make_piece)
         record = PartRecord(
             settings=to_dict(self.settings),
             sources=tuple(
-                _source_record(source, hashes[str(source.path)] if index in firsts else "")
-                for index, source in enumerate(self.sources)
+                SourceRecord(
+                    name=source.name,
+                    size=info(source.path).size,
+                    sha256=hashes[str(source.path)] if number in self.hashed else "",
+                    format=source.format,
+                    field=source.field,
+                )
+                for number, source in enumerate(self.sources)
             ),
-            tokenizer=tokenizer_hash,
+            tokenizer=make_piece.tokenizer_hash,
             tokenizer_origin=digest(self.plan),
-            pieces_origin=origin,
+            pieces_origin=make_piece.origin,
             shard_index=self.shard_index,
             num_shards=self.num_shards,
-            stretches=len(stretches),
-            pieces=tuple(len(made[stretch.number]) for stretch in own),
+            stretches=len(self.stretches),
+            pieces=tuple(len(pieces_made(self.folder, stretch.number)) for stretch in self.own),
         )
         write_record(self.folder / PART, to_dict(record))
         return record
 
-    def _finished(self, origin: str, progress: Progress) -> PartRecord | None:
-        """The record of the part if all its pieces are there. Damaged pieces are named and removed, and so are the
-        shards that were written from them.
+    def _finished(self, origin: str) -> PartRecord | None:
+        """The record of an earlier session if all pieces are there. Else damaged pieces, the record, and decisions that
+        were made from them, are named and removed.
         """
-        paths = sorted((self.folder / PIECES).glob("*.safetensors"))
-        problems = damaged_pieces(paths, origin, progress)
-        for problem in problems:
+        removed = set()
+        for problem in damaged_pieces(sorted((self.folder / PIECES).glob("*.safetensors")), origin, self.progress):
             log.warning("%s; made again", problem)
             problem.path.unlink(missing_ok=True)
+            removed.add(problem.path)
         try:
             record = read_part(self.folder)
-            removed = {problem.path for problem in problems}
+        except FileNotFoundError:
+            if self.own and all(is_complete(pieces_made(self.folder, stretch.number)) for stretch in self.own):
+                log.warning("%s: missing although all pieces are there; it is written from them", self.folder / PART)
+        except Damaged as problem:
+            log.warning("%s; written again", problem)
+        else:
             missing = [path for path in (piece_path(self.folder, name) for name in record.names()) if not path.exists()]
+            if not missing:
+                return record
             for path in missing:
                 if path not in removed:
                     log.warning("%s: missing; made again", path)
-            if not missing:
-                return record
-        except FileNotFoundError:
-            pass
-        except Damaged as problem:
-            log.warning("%s; written again", problem)
         (self.folder / PART).unlink(missing_ok=True)
         shutil.rmtree(self.folder / ASSEMBLY, ignore_errors=True)
         return None
 
+    def _make_here(self, make_piece: PieceMaker) -> dict[str, str]:
+        """This process reads and hashes; each task makes a piece of what was read."""
+        missing, done = self._missing()
+        with self.pool() as tasks:
+            self._read(missing, done, tasks, make_piece)
+            hashes = _hash(dict.fromkeys(self.hashed.values()))  # while the last pieces are made
+            tasks.finish()
+        return hashes
 
-def _load_given(settings: GivenTokenizer) -> Tokenizer:
-    return Tokenizer.load(settings.path, family=settings.family, lowercase=settings.lowercase)
+    def _make_on_cluster(self, make_piece: PieceMaker) -> dict[str, str]:
+        """Each task reads a stretch, makes its pieces, and hashes the files that nobody else reads. Long stretches are
+        read here, if there are too few of them for all cores.
+        """
+        missing, done = self._missing()
+        hashes: dict[str, str] = {}
+        with self.pool() as tasks:
+            tasks.ended = lambda name, result: hashes.update(result or {})
+            long = [stretch for stretch in missing if stretch.is_long]
+            here = long if len(long) < tasks.cores else []
+            there = [stretch for stretch in missing if not (here and stretch.is_long)]
+            read_whole = {path for stretch in there for path in _files_read_whole(stretch, self.sources)}
+            for path in dict.fromkeys(self.hashed.values()):
+                if path not in read_whole:
+                    tasks.submit(_hash, [path])  # first: of a long file it takes longer than anything else
+            sources = tasks.share(self.sources)
+            for stretch in there:
+                tasks.submit(_make_stretch, stretch, sources, self.folder, make_piece)
+                self._report(done := done + stretch.size)
+            self._read(here, done, tasks, make_piece)
+            tasks.finish()
+        return hashes
 
+    def _missing(self) -> tuple[list[SourceStretch], int]:
+        """The stretches that lack pieces, and the bytes of the others, which earlier sessions read."""
+        missing = [stretch for stretch in self.own if not is_complete(pieces_made(self.folder, stretch.number))]
+        if done := sum(stretch.size for stretch in self.own) - sum(stretch.size for stretch in missing):
+            self._report(done)
+        return missing, done
 
-def _given_hash(settings: BuildSettings) -> str | None:
-    return _load_given(settings.tokenizer).hash() if isinstance(settings.tokenizer, GivenTokenizer) else None
+    def _read(self, stretches: Sequence[SourceStretch], done: int, tasks: Tasks, make_piece: PieceMaker) -> None:
+        """Read stretches in this process, after ``done`` bytes of others, and submit their pieces."""
+        sizes = {stretch.number: stretch.size for stretch in stretches}
+        for work in _read_missing(stretches, self.sources, self.folder):
+            tasks.submit(make_piece, piece_path(self.folder, work.name), work)
+            size = sizes[work.name.stretch]
+            self._report(done + (size if work.name.is_last else min(size, work.end.num_bytes)))
+            done += size if work.name.is_last else 0
 
-
-def _sample(sources: Sequence[Source], reading: Reading, budget: int, progress: Progress) -> Iterator[str]:
-    """Documents of about ``budget`` bytes of the input, taken evenly; all if there is less.
-
-    Only these are read. Files that must be read from their beginning are read up to :data:`LOOK` times as far."""
-    sizes = [max(source.expected_bytes(), 1) for source in sources]
-    share = min(1.0, budget / max(sum(sizes), 1))
-    long = sum(size for source, size in zip(sources, sizes, strict=True) if not is_divisible(source))
-    looked = min(1.0, LOOK * budget / max(long, 1))
-    due = 0.0
-    taken = 0
-    for source, size in zip(sources, sizes, strict=True):
-        part = 1.0 if is_divisible(source) else looked
-        places = range(math.ceil(size * part / blocks.BLOCK))
-        ends = list(itertools.accumulate(itertools.repeat(min(1.0, share / part), len(places)), initial=due))
-        due = ends[-1]
-        chosen = [n for n in places if int(ends[n]) != int(ends[n + 1]) or ends[n] == 0]
-        for block in read_blocks(source) if share == 1.0 else _blocks_at(source, chosen, len(places)):
-            taken += len(block.data)
-            progress("bytes for the tokenizer", taken, None)
-            for document in parse_block(block, reading)[0]:
-                yield "\n".join(document)
-            if taken >= 2 * budget:
-                return
-
-
-def _blocks_at(source: Source, places: Sequence[int], number: int) -> Iterator[SourceBlock]:
-    """The blocks of a source that are cut in the chosen ones of the first ``number`` blocks of its bytes."""
-    if is_divisible(source):
-        for place in places:
-            stop = (place + 1) * blocks.BLOCK if place < number - 1 else None
-            yield from read_blocks(source, range_start(source, place * blocks.BLOCK), stop)
-    elif places:
-        wanted = set(places)
-        for index, block in enumerate(read_blocks(source)):
-            place = index if source.format in blocks.RECORDS else (block.end.read - 1) // blocks.BLOCK
-            if place > places[-1]:
-                return
-            if place in wanted:
-                yield block
-
-
-def _has_known_size(source: Source) -> bool:
-    """Whether the source's text is about as long as its file."""
-    return source.format not in ("csv", "tsv", "parquet") and source.path.suffix.lower() not in COMPRESSED
+    @functools.cached_property
+    def _report(self) -> Callable[[int], None]:
+        """Reports the bytes that were read; with their total, unless some text is much longer than its file."""
+        unlike = (one.format in RECORDS or one.path.suffix.lower() in COMPRESSED for one in self.sources)
+        total = None if any(unlike) else sum(stretch.size for stretch in self.own)
+        return lambda done: self.progress("bytes of text", done, total)
 
 
 def _require_covered(tokenizer: Tokenizer, sources: Sequence[Source], reading: Reading, limit: float) -> None:
@@ -460,58 +443,22 @@ def _require_covered(tokenizer: Tokenizer, sources: Sequence[Source], reading: R
         raise too_many_unknown(unknown / total, limit)
 
 
-def _read_there(stretches: Sequence[SourceStretch], cores: int) -> list[SourceStretch]:
-    """The stretches that tasks of a cluster read. Long ones are read here, with their pieces as tasks, if there are too
-    few for all cores.
-    """
-    long = sum(stretch.is_long for stretch in stretches)
-    return [stretch for stretch in stretches if not stretch.is_long or long >= cores]
+@dataclass(frozen=True)
+class PieceMaker:
+    """Makes pieces of a part, in any process that sees its folder; ``origin`` is a digest of all they depend on."""
 
+    part: Path
+    settings: BuildSettings
+    tokenizer_hash: str
+    origin: str
 
-def _read(
-    sources: Sequence[Source], stretches: Sequence[SourceStretch], made: Mapping[int, Sequence[Path]]
-) -> Iterator[PieceInput]:
-    """The pieces of these stretches, each from its first missing one on."""
-    for is_begun, group in itertools.groupby(stretches, lambda stretch: bool(made[stretch.number])):
-        if not is_begun:
-            yield from read_work(sources, list(group))
-            continue
-        for stretch in group:
-            pieces = made[stretch.number]
-            yield from read_work(sources, [stretch], Piece(pieces[-1]).end, len(pieces))
-
-
-def _make_stretch(
-    stretch: SourceStretch, sources: Sequence[Source], folder: Path, make_piece: Callable[[Path, PieceInput], None]
-) -> dict[str, str]:
-    """Make the missing pieces of a stretch, and hash the files that it reads whole."""
-    made = pieces_of(folder, stretch.number)
-    if not is_complete(made):  # by a task whose node was lost before it could report
-        for work in _read(sources, [stretch], {stretch.number: made}):
-            if not (path := piece_path(folder, work.name)).exists():
-                make_piece(path, work)
-    return _hash(_read_whole(stretch, sources))
-
-
-def _read_whole(stretch: SourceStretch, sources: Sequence[Source]) -> list[Path]:
-    """The files that nobody reads but the reader of this stretch."""
-    inside = () if stretch.start is not None else sources[stretch.first : stretch.end]
-    return [source.path for source in inside if source.member is None]
-
-
-def _make_piece(
-    path: Path,
-    work: PieceInput,
-    tokenizer: Path,
-    tokenizer_hash: str,
-    reading: Reading,
-    segmenter: str | None,
-    origin: str,
-    near_duplicates: float | None,
-) -> None:
-    loaded = _load_tokenizer(tokenizer, tokenizer_hash)
-    origin = piece_origin(origin, path)
-    write_piece(path, work, loaded, reading, _load_segmenter(segmenter), origin, near_duplicates)
+    def __call__(self, path: Path, work: PieceInput) -> None:
+        """Write the piece to ``path``, unless it is there."""
+        if not path.exists():
+            tokenizer = _load_tokenizer(self.part / TOKENIZER, self.tokenizer_hash)
+            segmenter, reading = _load_segmenter(self.settings.segmenter), self.settings.reading
+            origin, near = piece_origin(self.origin, path), self.settings.selection.near_duplicates
+            write_piece(path, work, tokenizer, reading, segmenter, origin, near)
 
 
 @functools.lru_cache(maxsize=1)
@@ -527,6 +474,33 @@ def _load_segmenter(name: str | None) -> Segmenter | None:
     return None if name is None else make_segmenter(name)
 
 
+def _make_stretch(
+    stretch: SourceStretch, sources: Sequence[Source], folder: Path, make_piece: Callable[[Path, PieceInput], None]
+) -> dict[str, str]:
+    """Make the missing pieces of a stretch, and hash the files that only its reader reads."""
+    if not is_complete(pieces_made(folder, stretch.number)):  # by a task whose node was lost before it could report
+        for work in _read_missing([stretch], sources, folder):
+            make_piece(piece_path(folder, work.name), work)
+    return _hash(_files_read_whole(stretch, sources))
+
+
+def _read_missing(stretches: Sequence[SourceStretch], sources: Sequence[Source], folder: Path) -> Iterator[PieceInput]:
+    """The pieces of these stretches, each from its first missing one on."""
+    for is_begun, group in itertools.groupby(stretches, lambda stretch: bool(pieces_made(folder, stretch.number))):
+        if not is_begun:
+            yield from read_work(sources, list(group))  # those that follow each other in one pass
+            continue
+        for stretch in group:
+            made = pieces_made(folder, stretch.number)
+            yield from read_work(sources, [stretch], Piece(made[-1]).end, len(made))
+
+
+def _files_read_whole(stretch: SourceStretch, sources: Sequence[Source]) -> list[Path]:
+    """The files that nobody reads but the reader of this stretch."""
+    inside = () if stretch.start is not None else sources[stretch.first : stretch.end]
+    return [source.path for source in inside if source.member is None]
+
+
 def _hash(paths: Iterable[Path]) -> dict[str, str]:
     """SHA-256 of files by name."""
     hashes = {}
@@ -534,8 +508,3 @@ def _hash(paths: Iterable[Path]) -> dict[str, str]:
         with errors_of(str(path)):
             hashes[str(path)] = sha256(path)
     return hashes
-
-
-def _source_record(source: Source, sha256: str) -> SourceRecord:
-    size = info(source.path).size
-    return SourceRecord(name=source.name, size=size, sha256=sha256, format=source.format, field=source.field)

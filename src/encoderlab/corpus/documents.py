@@ -20,18 +20,23 @@ document of more than 1,000,000 characters is cut between paragraphs. Both are c
 from __future__ import annotations
 
 import codecs
+import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from encoderlab.corpus.blocks import SourceBlock, read_blocks
+from encoderlab.corpus import blocks
+from encoderlab.corpus.blocks import SourceBlock, range_start, read_blocks
 from encoderlab.corpus.markdown import markdown_paragraphs
 from encoderlab.corpus.sources import Reading, Source, listed, text_of
+from encoderlab.corpus.stretches import is_divisible
 from encoderlab.errors import DataError
+from encoderlab.messages import Progress
 from encoderlab.records.reading import json_value
 
 MAX_LINE = 100_000  # characters
 MAX_DOCUMENT = 1_000_000  # characters
+LOOK = 128  # times the bytes of a sample: the most to read for it of files that must be read from the beginning
 # Control characters, soft hyphens, zero-width spaces, byte order marks and halves of surrogate pairs.
 _DROPPED = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\u00ad\u200b\u2060\ufeff\ufff9-\ufffb\ud800-\udfff]")
 SURROGATE = re.compile("[\ud800-\udfff]")
@@ -68,6 +73,49 @@ def read_documents(source: Source, reading: Reading) -> Iterator[list[str]]:
     """All documents of a source, one after the other."""
     for block in read_blocks(source):
         yield from parse_block(block, reading)[0]
+
+
+def sample_texts(sources: Sequence[Source], reading: Reading, num_bytes: int, progress: Progress) -> Iterator[str]:
+    """Documents of about ``num_bytes`` bytes of the input, taken evenly; all if there is less.
+
+    Only these are read, but files that must be read from their beginning are read up to :data:`LOOK` times as far.
+    """
+    sizes = [max(source.expected_bytes(), 1) for source in sources]
+    share = min(1.0, num_bytes / max(sum(sizes), 1))
+    from_beginning = sum(size for source, size in zip(sources, sizes, strict=True) if not is_divisible(source))
+    reachable = min(1.0, LOOK * num_bytes / max(from_beginning, 1))
+    due = 0.0  # blocks that the sample should have by now: where it passes a whole number, a block is taken
+    taken = 0
+    for source, size in zip(sources, sizes, strict=True):
+        part = 1.0 if is_divisible(source) else reachable
+        number, rate = math.ceil(size * part / blocks.BLOCK), min(1.0, share / part)
+        places = []
+        for place in range(number):
+            if due == 0 or int(due) != int(due + rate):
+                places.append(place)
+            due += rate
+        for block in read_blocks(source) if share == 1.0 else _blocks_at(source, places, number):
+            taken += len(block.data)
+            progress("bytes for the tokenizer", taken, None)
+            for document in parse_block(block, reading)[0]:
+                yield "\n".join(document)
+            if taken >= 2 * num_bytes:
+                return
+
+
+def _blocks_at(source: Source, places: Sequence[int], number: int) -> Iterator[SourceBlock]:
+    """The blocks of a source that are cut in the chosen ones of the first ``number`` blocks of its bytes."""
+    if is_divisible(source):
+        for place in places:
+            stop = (place + 1) * blocks.BLOCK if place < number - 1 else None
+            yield from read_blocks(source, range_start(source, place * blocks.BLOCK), stop)
+    elif places:
+        for index, block in enumerate(read_blocks(source)):
+            place = index if source.format in blocks.RECORDS else (block.end.read - 1) // blocks.BLOCK
+            if place > places[-1]:
+                return
+            if place in places:
+                yield block
 
 
 def _decode(block: SourceBlock, reading: Reading, counts: Counter[str]) -> str:

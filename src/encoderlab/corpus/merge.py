@@ -10,9 +10,7 @@ import functools
 import logging
 import os
 import shutil
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,20 +30,20 @@ from encoderlab.corpus.manifest import (
     verify,
     write_manifest,
 )
-from encoderlab.corpus.output import ASSEMBLY, MERGE, PART, PIECES, PLAN, WORK, begun, differences, held
-from encoderlab.corpus.pieces import PieceName
-from encoderlab.corpus.sealed import check_folder, check_tensors
+from encoderlab.corpus.output import ASSEMBLY, MERGE, PART, PLAN, WORK, begun, differences, held
+from encoderlab.corpus.pieces import PieceName, damaged_pieces, piece_path
+from encoderlab.corpus.sealed import check_folder
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.execution.workers import Tasks, Workers, cores
+from encoderlab.execution.workers import Tasks, Workers
 from encoderlab.files import sha256
+from encoderlab.messages import Progress
 from encoderlab.sealed import Damaged, read_record
 
 log = logging.getLogger(__name__)
 
 MAX_UNKNOWN = 0.2  # share of unknown tokens above which a corpus is refused
 MANY_UNKNOWN = 0.01  # and above which there is a warning
-Progress = Callable[[str, int, int | None], None]  # the stage, the amount done, and the total if known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,10 +149,8 @@ def _in_order(folders: Sequence[Path]) -> tuple[list[Path], list[PartRecord]]:
 
 def _sources(records: Sequence[PartRecord]) -> tuple[SourceRecord, ...]:
     """The sources of all parts, each with the hash that one of the parts has."""
-    hashed = (
-        max(sources, key=lambda source: source.sha256) for sources in zip(*(r.sources for r in records), strict=True)
-    )
-    return tuple(hashed)
+    same = zip(*(record.sources for record in records), strict=True)
+    return tuple(max(sources, key=lambda source: source.sha256) for sources in same)
 
 
 def _record_of(folder: Path) -> PartRecord:
@@ -181,60 +177,6 @@ def read_part(folder: Path) -> PartRecord:
         return from_dict(PartRecord, read_record(folder / PART))
     except ConfigError as error:
         raise Damaged(folder / PART, f"damaged ({error})") from None
-
-
-def piece_path(part: Path, name: PieceName) -> Path:
-    """The file of a piece in the folder of its part."""
-    return part / PIECES / f"{name}.safetensors"
-
-
-def pieces_made(part: Path) -> dict[int, list[Path]]:
-    """The pieces in the folder of a part by stretch, up to the first missing piece of each."""
-    made: dict[int, list[Path]] = defaultdict(list)
-    for path in sorted((part / PIECES).glob("*.safetensors")):
-        number, index, *_ = path.stem.split("-")
-        if int(index) == len(made[int(number)]):
-            made[int(number)].append(path)
-    return made
-
-
-def pieces_of(part: Path, stretch: int) -> list[Path]:
-    """Those of one stretch; the folder, which may have millions of files, is not listed."""
-    made: list[Path] = []
-    while not is_complete(made):
-        names = (PieceName(stretch, len(made), is_last) for is_last in (False, True))
-        if (path := next(filter(Path.exists, (piece_path(part, name) for name in names)), None)) is None:
-            break
-        made.append(path)
-    return made
-
-
-def is_complete(pieces: Sequence[Path]) -> bool:
-    """Whether these are all pieces of their stretch."""
-    return bool(pieces) and pieces[-1].stem.endswith("-last")
-
-
-def piece_origin(origin: str, path: Path) -> str:
-    """The origin of one piece; it contains the piece's name, so that no other file is used for it."""
-    return f"{origin}/{path.stem}"
-
-
-def damaged_pieces(paths: Sequence[Path], origin: str, progress: Progress) -> list[Damaged]:
-    """The damage of these pieces, in their order; each is read once, as many at a time as there are cores."""
-
-    def check(path: Path) -> Damaged | None:
-        try:
-            check_tensors(path, piece_origin(origin, path))
-        except Damaged as problem:
-            return problem
-        return None
-
-    problems = []
-    with ThreadPoolExecutor(cores()) as pool:
-        for number, problem in enumerate(pool.map(check, paths), 1):
-            progress("pieces checked", number, len(paths))
-            problems += [problem] if problem else []
-    return problems
 
 
 def join_parts(

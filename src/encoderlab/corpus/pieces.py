@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +23,7 @@ from encoderlab.corpus.blocks import Position, SourceBlock
 from encoderlab.corpus.chunks import batched
 from encoderlab.corpus.documents import parse_block
 from encoderlab.corpus.near_duplicates import document_bands
+from encoderlab.corpus.output import PIECES
 from encoderlab.corpus.sentences import sentence_starts
 from encoderlab.corpus.shards import id_type
 from encoderlab.corpus.sources import Reading, Source
@@ -29,7 +31,10 @@ from encoderlab.corpus.stretches import SourcePlace, SourceStretch, read_run, ru
 from encoderlab.corpus.tensors import map_tensors, read_bits
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.corpus.words import are_cjk
+from encoderlab.execution.workers import cores
+from encoderlab.messages import Progress
 from encoderlab.ranges import offsets
+from encoderlab.sealed import Damaged
 
 PIECE = 4 << 20  # bytes of input, about
 BATCH = 1 << 20  # characters that are tokenized in one call
@@ -210,3 +215,49 @@ class Piece:
     def sentences(self) -> np.ndarray:
         """(n,) bool."""
         return read_bits(self._sentences, 0, len(self.ids)).view(bool)
+
+
+def piece_path(part: Path, name: PieceName) -> Path:
+    """The file of a piece in the folder of its part."""
+    return part / PIECES / f"{name}.safetensors"
+
+
+def pieces_made(part: Path, stretch: int) -> list[Path]:
+    """The pieces of a stretch in the folder of a part, up to the first missing one. The folder, which may have millions
+    of files, is not listed.
+    """
+    made: list[Path] = []
+    while not is_complete(made):
+        names = (PieceName(stretch, len(made), is_last) for is_last in (False, True))
+        if (path := next(filter(Path.exists, (piece_path(part, name) for name in names)), None)) is None:
+            break
+        made.append(path)
+    return made
+
+
+def is_complete(pieces: Sequence[Path]) -> bool:
+    """Whether these are all pieces of their stretch."""
+    return bool(pieces) and pieces[-1].stem.endswith("-last")
+
+
+def piece_origin(origin: str, path: Path) -> str:
+    """The origin of one piece; it contains the piece's name, so that no other file is used for it."""
+    return f"{origin}/{path.stem}"
+
+
+def damaged_pieces(paths: Sequence[Path], origin: str, progress: Progress) -> list[Damaged]:
+    """The damage of these pieces, in their order; each is read once, as many at a time as there are cores."""
+
+    def check(path: Path) -> Damaged | None:
+        try:
+            sealed.check_tensors(path, piece_origin(origin, path))
+        except Damaged as problem:
+            return problem
+        return None
+
+    problems = []
+    with ThreadPoolExecutor(cores()) as pool:
+        for number, problem in enumerate(pool.map(check, paths), 1):
+            progress("pieces checked", number, len(paths))
+            problems += [problem] if problem else []
+    return problems

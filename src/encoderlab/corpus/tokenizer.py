@@ -23,7 +23,7 @@ import tokenizers
 
 from encoderlab.corpus import tokenizer_training, vocabularies
 from encoderlab.corpus.beginnings import Beginnings, Head
-from encoderlab.corpus.chunks import CHINESE, ChunkEncoder, Mode, batched, shortened, tokenize
+from encoderlab.corpus.chunks import CHINESE, ChunkEncoder, batched, shortened, tokenize
 from encoderlab.corpus.documents import SURROGATE
 from encoderlab.corpus.special_tokens import KINDS, FramingKind, Kind, SpecialTokens
 from encoderlab.corpus.words import WordStarts
@@ -38,13 +38,8 @@ LONG = 4096  # characters of a text in which very long words are searched
 GROUP = 1 << 18  # characters per call of the library
 # A word or Chinese character after which a text can be cut: tokens before the cut do not depend on the text after it,
 # and the tokens after it are the same if the text begins with this match.
-_LINK = " [A-Za-z]{1,64}(?= [A-Za-z])"
-LINKS: dict[Mode, re.Pattern[str]] = {
-    "words": re.compile(_LINK),
-    "cjk": re.compile(f"{_LINK}|[{CHINESE}](?=[{CHINESE}])"),
-    "bytes": re.compile(_LINK),
-    "pieces": re.compile(_LINK),
-}
+LINK = re.compile(" [A-Za-z]{1,64}(?= [A-Za-z])")
+LINK_OR_CHINESE = re.compile(f"{LINK.pattern}|[{CHINESE}](?=[{CHINESE}])")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,9 +200,9 @@ class Tokenizer:
     @functools.cached_property
     def _link(self) -> re.Pattern[str] | None:
         """Where a long text can be cut; None if the tokenizer may read over every such place."""
-        names = [token.content for token in self.backend.get_added_tokens_decoder().values()]
-        apart = self._chunks is not None and not any(char.isspace() for name in names for char in name)
-        return LINKS[self._chunks.mode] if self._chunks is not None and apart else None
+        if self._chunks is None or any(char.isspace() for token in self._added_tokens for char in token):
+            return None
+        return LINK_OR_CHINESE if self._chunks.mode == "cjk" else LINK
 
     @functools.cached_property
     def _longest_word(self) -> int | None:
@@ -216,10 +211,13 @@ class Tokenizer:
         """
         if self._chunks is None or self._chunks.mode not in ("words", "cjk"):
             return None
-        added = (token.content for token in self.backend.get_added_tokens_decoder().values())
-        if any(token.isalnum() for token in added):  # it is found within words too
+        if any(token.isalnum() for token in self._added_tokens):  # it is found within words too
             return None
         return int(json.loads(self.backend.to_str())["model"]["max_input_chars_per_word"])
+
+    @functools.cached_property
+    def _added_tokens(self) -> list[str]:
+        return [token.content for token in self.backend.get_added_tokens_decoder().values()]
 
     def _encode_batch(self, texts: Sequence[str]) -> list[Encoding]:
         """:meth:`encode_batch` of whole texts, a group at a time, since the encodings of the library are large."""
@@ -411,11 +409,8 @@ class Tokenizer:
     def __repr__(self) -> str:
         return f"Tokenizer(kind={self.kind!r}, vocab_size={self.vocab_size}, framing={self.framing!r})"
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"backend": self.backend, "special_tokens": self.special_tokens, "options": self.options}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["backend"], state["special_tokens"], state["options"])  # type: ignore[misc]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Tokenizer, (self.backend, self.special_tokens, self.options)
 
     # Inside.
 
@@ -453,13 +448,8 @@ class Tokenizer:
 
 def truncate(len_a: int, len_b: int, room: int) -> tuple[int, int]:
     """Two lengths after dropping the last token of the longer text (ties: of the second) until they sum to ``room``."""
-    if len_a + len_b <= room:
-        return len_a, len_b
-    if len_a <= room // 2:
-        return len_a, room - len_a
-    if len_b <= room // 2:
-        return room - len_b, len_b
-    return room - room // 2, room // 2
+    kept = min(len_a, max(room - len_b, room - room // 2))  # half of the room, and more if the second text leaves it
+    return kept, min(len_b, room - kept)
 
 
 @functools.cache

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import platform
 import socket
@@ -84,7 +85,6 @@ class RayTasks(Tasks):
         super().__init__(1)
         self._address, self._need, self._sees = address, need, [str(Path(path).resolve()) for path in sees]
         self._ours = False  # whether this object made the connection
-        self._away = False  # whether the head did not answer the last time
 
     def __enter__(self) -> Self:
         with optional("ray", "scale", "--on ray"):
@@ -94,10 +94,10 @@ class RayTasks(Tasks):
             self._connect()
             self._ours = True
         try:
-            host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
-            self._head, self._answered = (host.strip("[]"), int(port)), time.monotonic()
-            self._cluster = self._identity()
-            self._check_nodes()
+            self._head = ClusterHead(ray)
+            nodes = [node for node in ray.nodes() if node["Alive"]]
+            self._set_resources([node["Resources"] for node in nodes])
+            self._check([node for node in nodes if node["Resources"].get("CPU", 0) > 0])
         except BaseException:
             self._close()
             raise
@@ -108,67 +108,53 @@ class RayTasks(Tasks):
         printing._worker_logs_enabled = False
         return self
 
-    def _identity(self) -> Any:
-        """The cluster at the address of the head; one that was started again without its memory is another."""
-        host, port = self._head
-        return self._ray._raylet.GcsClient(address=f"{host}:{port}").cluster_id  # type: ignore[attr-defined]
-
     def _connect(self) -> None:
         address = self._address or os.environ.get("RAY_ADDRESS") or ""
         if "//" in address:
             raise ConfigError(f"--on ray={address}: expected the head's HOST:PORT, such as 10.0.0.1:6379")
         host, colon, port = address.rpartition(":")
-        if colon and port.isdigit():  # Ray itself would retry for minutes, or forever
-            try:
+        try:
+            if colon and port.isdigit():  # Ray itself would retry for minutes, or forever
                 _meet((host.strip("[]"), int(port)))
-            except OSError as error:
-                raise _no_cluster(address, error) from None
+        except OSError as error:
+            raise _no_cluster(address, error) from None
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # its future default, without its warning
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         try:
+            if self._address is not None:
+                self._ray.init(**quiet, address=self._address)
+                return
             try:
-                more = {"include_dashboard": False} if self._address is None else {"address": self._address}
-                self._ray.init(**quiet, **more)
+                self._ray.init(**quiet, include_dashboard=False)
             except ValueError:  # a cluster was found, which has its own dashboard
-                if self._address is not None:
-                    raise
                 self._ray.init(**quiet)
         except (ConnectionError, ValueError, TimeoutError, OSError) as error:
             raise _no_cluster(self._address or "this machine", error) from None
         except RuntimeError as error:
-            said = " ".join(str(error).split())[:200]
             raise ConfigError(
-                f"--on ray: the cluster does not fit this process: {said}; install the same versions"
+                f"--on ray: the cluster does not fit this process: {_line(error)[:200]}; install the same versions"
             ) from None
 
-    def _check_nodes(self) -> None:
-        """Refuse a node without this package in this version, or that does not see the folders."""
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        probe = self._ray.remote(num_cpus=0, max_retries=2)(_probe)
-        asked = []
-        for node in self._ray.nodes():
-            if node["Alive"] and node["Resources"].get("CPU", 0) > 0:
-                where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-                name = node["NodeManagerHostname"]
-                asked.append((name, probe.options(scheduling_strategy=where).remote(self._sees)))
-        own = _probe(self._sees)
-        self._claim([node["Resources"] for node in self._ray.nodes() if node["Alive"]])
+    def _set_resources(self, nodes: Sequence[Mapping[str, float]]) -> None:
+        """Set the resources of a task; refuse those that none of ``nodes`` has, because tasks would wait forever."""
+        need, able = self._need, [node for node in nodes if node.get("CPU", 0) > 0]
+        gpus = need.gpus if need.gpus is not None else float(any(node.get("GPU", 0) >= 1 for node in nodes))
+        self.threads = need.cores or max([1, *(int(node["CPU"]) for node in able if node.get("GPU", 0) >= gpus)])
+        needs = {"CPU": self.threads, "GPU": gpus, "memory": need.memory}
+        if able and not any(all(node.get(kind, 0) >= amount for kind, amount in needs.items()) for node in able):
+            most = max(able, key=lambda node: (node.get("GPU", 0), node["CPU"]))
+            raise ConfigError(
+                f"a task needs {_amounts(needs)}, and no node has that (the largest: {_amounts(most)}); ask for less, "
+                "or add a node"
+            )
+        options: dict[str, Any] = {"num_cpus": self.threads, "num_gpus": gpus, "max_retries": RETRIES}
+        self._remote = self._ray.remote(**options | ({"memory": need.memory} if need.memory else {}))(_call)
         self.cores = max(1, int(self._ray.cluster_resources().get("CPU", 1)))
-        for name, answer in asked:
-            try:
-                node_sees = self._ray.get(answer, timeout=ANSWER)
-            except self._ray.exceptions.RayTaskError as error:
-                said = " ".join(str(error.cause).split())[-120:]
-                raise ConfigError(
-                    f"node {name} cannot run encoderlab ({said}); install encoderlab {__version__} there"
-                ) from None
-            except self._ray.exceptions.GetTimeoutError:
-                raise ConfigError(
-                    f"node {name} has not answered for {ANSWER:.0f} seconds; see `ray status`, or remove the node"
-                ) from None
-            except self._ray.exceptions.RayError:
-                continue  # lost meanwhile
+
+    def _check(self, nodes: Sequence[Mapping[str, Any]]) -> None:
+        """Refuse a node without this package in this version, or that does not see the folders."""
+        own = _probe(self._sees)
+        for name, node_sees in self._probed(nodes):
             for package, version in own["versions"].items():
                 if node_sees["versions"][package] != version:
                     raise ConfigError(
@@ -179,26 +165,27 @@ class RayTasks(Tasks):
                 if own["sees"][path] and not there:
                     raise ConfigError(f"node {name} does not see {path}; put it where all nodes see it")
 
-    def _claim(self, nodes: Sequence[dict[str, float]]) -> None:
-        """Set the resources of a task; refuse those that no node has, because tasks would wait forever.
+    def _probed(self, nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The name of each node that is not lost meanwhile, and what :func:`_probe` returns there."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        ``nodes``: the resources of each.
-        """
-        need = self._need
-        gpus = need.gpus if need.gpus is not None else float(any(node.get("GPU", 0) >= 1 for node in nodes))
-        self.threads = need.cores or max(
-            [1, *(int(node.get("CPU", 0)) for node in nodes if node.get("GPU", 0) >= gpus)]
-        )
-        needs = {"CPU": self.threads, "GPU": gpus, "memory": need.memory}
-        able = [node for node in nodes if node.get("CPU", 0) > 0]
-        if able and not any(all(node.get(kind, 0) >= amount for kind, amount in needs.items()) for node in able):
-            most = max(able, key=lambda node: (node.get("GPU", 0), node["CPU"]))
-            raise ConfigError(
-                f"a task needs {_amounts(needs)}, and no node has that (the largest: {_amounts(most)}); ask for less, "
-                "or add a node"
-            )
-        options: dict[str, Any] = {"num_cpus": self.threads, "num_gpus": gpus, "max_retries": RETRIES}
-        self._call = self._ray.remote(**options | ({"memory": need.memory} if need.memory else {}))(_call)
+        probe = self._ray.remote(num_cpus=0, max_retries=2)(_probe)
+        where = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
+        answers = [probe.options(scheduling_strategy=one).remote(self._sees) for one in where]
+        for name, answer in zip((node["NodeManagerHostname"] for node in nodes), answers, strict=True):
+            try:
+                yield name, self._ray.get(answer, timeout=ANSWER)
+            except self._ray.exceptions.RayTaskError as error:
+                said = _line(error.cause)[-120:]
+                raise ConfigError(
+                    f"node {name} cannot run encoderlab ({said}); install encoderlab {__version__} there"
+                ) from None
+            except self._ray.exceptions.GetTimeoutError:
+                raise ConfigError(
+                    f"node {name} has not answered for {ANSWER:.0f} seconds; see `ray status`, or remove the node"
+                ) from None
+            except self._ray.exceptions.RayError:
+                continue
 
     def submit(self, function: Callable[..., Any], *args: Any, name: str = "") -> None:
         while len(self._pending) >= self.cores + AHEAD:
@@ -206,7 +193,7 @@ class RayTasks(Tasks):
         self._pending[self._send(function, *args)] = name
 
     def _send(self, function: Callable[..., Any], *args: Any) -> Any:
-        return self._call.remote(sys.argv, os.getcwd(), platform.node(), function, *args)
+        return self._remote.remote(sys.argv, os.getcwd(), platform.node(), function, *args)
 
     def share(self, value: Any) -> Any:
         return self._ray.put(value)  # every node fetches it once
@@ -223,28 +210,18 @@ class RayTasks(Tasks):
         """Those of the tasks that end within :data:`LOOK` seconds.
 
         Raises:
-            DataError: the head of the cluster has not answered for :data:`HEAD` seconds.
+            DataError: the head of the cluster is lost.
         """
         done, _ = self._ray.wait(references, num_returns=1, timeout=LOOK)
         if done:
-            self._answered = time.monotonic()
-            return done
-        host, port = self._head
+            self._head.heard = time.monotonic()
+            return list(done)
         try:
-            socket.create_connection(self._head, timeout=LOOK).close()
-            if self._away and self._identity() != self._cluster:
-                raise ConnectionError("another one runs there")
-            self._away, self._answered = False, time.monotonic()
-        except (OSError, self._ray.exceptions.RayError) as error:
-            self._away = True
-            if time.monotonic() - self._answered > HEAD:
-                self._pending.clear()  # nothing can be asked to stop any more
-                said = " ".join(str(error).split())[:100]
-                raise DataError(
-                    f"the head of the cluster at {host}:{port} is lost ({said}); run the same command again with a "
-                    "cluster to continue"
-                ) from None
-        return done
+            self._head.check()
+        except DataError:
+            self._pending.clear()  # nothing can be asked to stop any more
+            raise
+        return []
 
     def _result(self, reference: Any) -> Any:
         errors = self._ray.exceptions
@@ -257,7 +234,7 @@ class RayTasks(Tasks):
         except errors.TaskCancelledError:
             raise Stopped("a task was cancelled; run the same command again to continue") from None
         except errors.RayError as error:
-            said = " ".join(str(error).split())[:160]
+            said = _line(error)[:160]
             raise DataError(f"a task was lost {RETRIES + 1} times ({said}); run the same command again") from None
 
     def __exit__(self, *error: Any) -> None:
@@ -283,33 +260,70 @@ class RayTasks(Tasks):
         def execute(jobs: Sequence[Job]) -> Iterator[Ended]:
             waiting = list(jobs)
             running: dict[Any, Job] = {}
-            asked = False
+            stop_at = math.inf if deadline is None else deadline
             while waiting or running:
-                if not asked and deadline is not None and time.monotonic() >= deadline:
+                if time.monotonic() >= stop_at:
+                    stop_at = math.inf
                     waiting.clear()
                     for reference in running:
                         self._ray.cancel(reference)
-                    asked = True
                 while waiting and len(running) < self.cores + AHEAD:
                     job = waiting.pop(0)
                     reference = self._send(_run_job, job)
                     running[reference], self._pending[reference] = job, job.name
                     begun(job)
                 for reference in self._ended_of(list(running)):
-                    job = running.pop(reference)
-                    self._pending.pop(reference, None)
-                    try:
-                        code = int(self._result(reference))
-                    except Stopped as error:
-                        code = error.code
-                    except EncoderlabError as error:  # lost too often; the other jobs continue
-                        job.log.parent.mkdir(parents=True, exist_ok=True)
-                        with job.log.open("a", encoding="utf-8") as log:
-                            log.write(f"{error}\n")
-                        code = error.code
-                    yield Ended(job=job, code=code)
+                    del self._pending[reference]
+                    yield self._ended_job(running.pop(reference), reference)
 
         return execute
+
+    def _ended_job(self, job: Job, reference: Any) -> Ended:
+        try:
+            return Ended(job=job, code=int(self._result(reference)))
+        except Stopped as error:
+            return Ended(job=job, code=error.code)
+        except EncoderlabError as error:  # lost too often; the other jobs continue
+            job.log.parent.mkdir(parents=True, exist_ok=True)
+            with job.log.open("a", encoding="utf-8") as log:
+                log.write(f"{error}\n")
+            return Ended(job=job, code=error.code)
+
+
+class ClusterHead:
+    """The head of the cluster to which ``ray`` is connected, and when it was last heard of."""
+
+    def __init__(self, ray: Any) -> None:
+        host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+        self._ray, self._place = ray, (host.strip("[]"), int(port))
+        self.cluster = self._identity()
+        self.is_away = False  # whether it did not answer the last time
+        self.heard = time.monotonic()
+
+    def _identity(self) -> Any:
+        """The cluster at the address; one that was started again without its memory is another."""
+        host, port = self._place
+        return self._ray._raylet.GcsClient(address=f"{host}:{port}").cluster_id
+
+    def check(self) -> None:
+        """Connect to the head.
+
+        Raises:
+            DataError: it has not answered for :data:`HEAD` seconds.
+        """
+        try:
+            socket.create_connection(self._place, timeout=LOOK).close()
+            if self.is_away and self._identity() != self.cluster:
+                raise ConnectionError("another one runs there")
+            self.is_away, self.heard = False, time.monotonic()
+        except (OSError, self._ray.exceptions.RayError) as error:
+            self.is_away = True
+            if time.monotonic() - self.heard > HEAD:
+                host, port = self._place
+                raise DataError(
+                    f"the head of the cluster at {host}:{port} is lost ({_line(error)[:100]}); run the same command "
+                    "again with a cluster to continue"
+                ) from None
 
 
 def _meet(place: tuple[str, int]) -> None:
@@ -330,11 +344,14 @@ def _meet(place: tuple[str, int]) -> None:
 
 
 def _no_cluster(address: str, error: Exception) -> ConfigError:
-    said = " ".join(str(error).split())[:160]
     return ConfigError(
-        f"--on ray: no cluster at {address} ({said}); start one with: ray start --head, or set RAY_AUTH_MODE=token for "
-        "one that asks for a token"
+        f"--on ray: no cluster at {address} ({_line(error)[:160]}); start one with: ray start --head, or set "
+        "RAY_AUTH_MODE=token for one that asks for a token"
     )
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())
 
 
 def _amounts(resources: Mapping[str, float]) -> str:

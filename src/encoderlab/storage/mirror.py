@@ -3,9 +3,11 @@
 At every moment, the mirrored folder is as complete as a local run's after a crash, and every file in it is whole. This
 follows from the order of an upload. The local files are listed first. Then logs are sent (``*.jsonl``, ``*.log``),
 so that they are never behind a checkpoint; then other files by their age; then each ``manifest.json``, which completes
-a checkpoint or a corpus; then links such as ``latest``; then ``mirror.json``, the list of all. Files that were deleted
-here are deleted at the URL last. Hidden and temporary files are not sent. A checkpoint without its manifest is
-not restored.
+a checkpoint or a corpus; then links such as ``latest``, as files with their target; then ``mirror.json``, the list of
+all. Files that were deleted here are deleted at the URL last. Hidden and temporary files are not sent. A checkpoint
+without its manifest is not restored.
+
+Only one process mirrors to a URL. Its marker there, ``writer.json``, is renewed while it works.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +34,13 @@ from encoderlab.storage.streams import open_file
 
 log = logging.getLogger(__name__)
 
-INDEX, WRITER = "mirror.json", "writer.json"
+INDEX, WRITER, MANIFEST = "mirror.json", "writer.json", "manifest.json"
 EVERY = 20.0  # seconds between two uploads
 GONE = 600.0  # seconds after which a marker that is not renewed expires
 LOGS = (".jsonl", ".log")
 _SEAL = Seal("sha256", (", ", ": "))  # of the index
 _KEPT = "%s; what was made is kept in %s, and sent with the next upload"
+Entry = tuple[int, int] | str  # of a file: its size and its time of change; of a link: its target
 
 
 def working_place(url: str) -> Path:
@@ -80,22 +83,8 @@ def written_folder(url: str) -> Iterator[Path]:
         mirror.claim()
         try:
             mirror.restore()
-            over = threading.Event()
-            thread = threading.Thread(target=mirror.follow, args=(over, EVERY), name="mirror", daemon=True)
-            thread.start()
-            done = False
-            try:
+            with mirror.followed():
                 yield folder
-                done = True
-            finally:
-                over.set()
-                thread.join()
-                try:
-                    mirror.push()
-                except (EncoderlabError, OSError) as error:
-                    if done:
-                        raise
-                    log.warning(_KEPT, error, folder)  # the error of the work itself matters more
         finally:
             mirror.release()
 
@@ -107,12 +96,10 @@ class Mirror:
         self.folder, self.url = folder, url
         self._state_file = folder.with_name(f"{folder.name}.mirror.json")  # which upload the folder continues
         self._id = uuid.uuid4().hex
-        self._pushed: dict[str, tuple[int, int]] = {}  # size and time of change of each file at the URL
-        self._entries: dict[str, dict[str, Any]] = {}
-        self._links: dict[str, str] = {}
-        self._pushes: list[str | None] = []  # of which one is at the URL: the last whole upload, and later attempts
-        self._doomed: set[str] = set()  # deleted here, and perhaps not yet at the URL
-        self._signed = 0.0
+        self._signed = 0.0  # when the marker was written
+        self._sent: dict[str, Entry] = {}  # what is at the URL
+        self._indexed: dict[str, Entry] = {}  # what the list at the URL says
+        self._pushes: list[str | None] = []  # of which one wrote that list: the last whole upload, and later attempts
 
     def claim(self) -> None:
         """Write a marker at the URL: this process writes there.
@@ -124,7 +111,13 @@ class Mirror:
         self._sign()
         self._refuse_other()  # two at the same moment: the later marker wins, the other process stops here
 
-    def _found_sign(self) -> dict[str, Any] | None:
+    def release(self) -> None:
+        """Remove the marker of :meth:`claim`, if no other process has replaced it."""
+        with contextlib.suppress(DataError):
+            if (sign := self._read_sign()) is not None and sign["id"] == self._id:
+                places.delete(places.join(self.url, WRITER))
+
+    def _read_sign(self) -> dict[str, Any] | None:
         try:
             sign = json.loads(places.read_bytes(places.join(self.url, WRITER)))
             return {"id": sign["id"], "host": sign["host"], "pid": int(sign["pid"]), "time": float(sign["time"])}
@@ -132,7 +125,7 @@ class Mirror:
             return None
 
     def _refuse_other(self) -> None:
-        sign = self._found_sign()
+        sign = self._read_sign()
         if sign is None or sign["id"] == self._id or time.time() - sign["time"] >= GONE:
             return
         if sign["host"] == socket.gethostname() and not is_running(sign["pid"]):
@@ -153,12 +146,6 @@ class Mirror:
         sign = {"id": self._id, "host": socket.gethostname(), "pid": os.getpid(), "time": self._signed}
         places.write_bytes(places.join(self.url, WRITER), json.dumps(sign).encode())
 
-    def release(self) -> None:
-        """Remove the marker of :meth:`claim`, if no other process has replaced it."""
-        with contextlib.suppress(DataError):
-            if (sign := self._found_sign()) is not None and sign["id"] == self._id:
-                places.delete(places.join(self.url, WRITER))
-
     def restore(self) -> None:
         """Make the local folder equal to the remote one, unless it is already equal or newer.
 
@@ -166,52 +153,68 @@ class Mirror:
             DataError: it cannot be read.
         """
         pushes = read_json(self._state_file).get("pushes", []) if self._state_file.exists() else []
-        index = self._found_index()
-        push = None if index is None else index["push"]
-        self._pushes = [push]
-        if push in pushes:  # with no upload complete on either side, too
-            self._entries, self._links = ({}, {}) if index is None else (index["files"], index["links"])
-            self._pushed = {
-                name: (entry["size"], entry["time"])
-                for name, entry in self._entries.items()
-                if self._state(name) == (entry["size"], entry["time"])
-            }
-            return
+        index = self._read_index()
+        files = {name: (entry["size"], entry["time"]) for name, entry in index["files"].items()}
+        self._indexed = files | index["links"]
+        self._sent = dict(self._indexed)
+        self._pushes = [index["push"]]
+        if index["push"] not in pushes:  # both are None if no upload was ever complete
+            self._download(index["links"])
+            write_json(self._state_file, {"pushes": self._pushes})  # last: without it, local files are not trusted
+
+    def _download(self, links: Mapping[str, str]) -> None:
+        """Replace the local folder by the remote one."""
         names: set[str] = set()
         with contextlib.suppress(places.Absent):
             names = {name.removeprefix(self.url.rstrip("/") + "/") for name in places.find(self.url)} - {INDEX, WRITER}
         shutil.rmtree(self.folder, ignore_errors=True)
-        links = {} if index is None else index["links"]
         for name in sorted(names - links.keys()):
             parent = name.rpartition("/")[0]
-            if Path(parent).parent.name == "checkpoints" and f"{parent}/manifest.json" not in names:
+            if Path(parent).parent.name == "checkpoints" and f"{parent}/{MANIFEST}" not in names:
                 continue  # its upload was interrupted
             path = self.folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            with open_file(places.join(self.url, name)) as source, open(path, "wb") as target:
-                shutil.copyfileobj(source, target, 1 << 20)
+            with open_file(places.join(self.url, name)) as source, open(path, "wb") as copy:
+                shutil.copyfileobj(source, copy, 1 << 20)
             self._stay()
         for name, target in links.items():
             if (self.folder / name).parent.joinpath(target).exists():
                 (self.folder / name).symlink_to(target)
-        self._entries, self._links = (index["files"], links) if index is not None else ({}, {})
-        write_json(self._state_file, {"pushes": self._pushes})  # last: without it, local files are not trusted
         if names:
             log.info("%s: %d files restored", self.url, len(names))
 
-    def _found_index(self) -> dict[str, Any] | None:
-        """The list of all at the URL, if there is one."""
+    def _read_index(self) -> dict[str, Any]:
+        """The list of all at the URL, empty if there is none."""
         place = places.join(self.url, INDEX)
         if not places.exists(place):
-            return None
+            return {"push": None, "files": {}, "links": {}}
         try:
             return _SEAL.opened(json.loads(places.read_bytes(place)))
         except (ValueError, RecursionError):
             raise DataError(f"{place}: is damaged; delete it to continue from the other files there") from None
 
-    def follow(self, over: threading.Event, every: float) -> None:
-        """Upload new files every so many seconds, until ``over``."""
-        while not over.wait(every):
+    @contextlib.contextmanager
+    def followed(self) -> Iterator[None]:
+        """A context in which changes are uploaded every :data:`EVERY` seconds and at the end, even after an error."""
+        over = threading.Event()
+        thread = threading.Thread(target=self._follow, args=(over,), name="mirror", daemon=True)
+        thread.start()
+        failed = True
+        try:
+            yield
+            failed = False
+        finally:
+            over.set()
+            thread.join()
+            try:
+                self.push()
+            except (EncoderlabError, OSError) as error:
+                if not failed:
+                    raise
+                log.warning(_KEPT, error, self.folder)  # the error of the work itself matters more
+
+    def _follow(self, over: threading.Event) -> None:
+        while not over.wait(EVERY):
             try:
                 self.push()
             except (DataError, OSError) as error:
@@ -227,72 +230,67 @@ class Mirror:
             ConfigError: another process writes there.
             DataError: an upload failed; everything is in the local folder.
         """
-        states, links = self._listing()
-        changed = [name for name, state in states.items() if self._pushed.get(name) != state]
-        gone = (self._entries.keys() | self._links.keys() | self._doomed) - states.keys() - links.keys()
+        local = self._listing()
+        gone = self._sent.keys() - local.keys()
         self._stay()
-        if not (changed or gone or links != self._links):
+        if local == self._indexed and not gone:
             return
         self._refuse_other()
-        for name in sorted(changed, key=lambda name: (_order(name), states[name][1], name)):
+        changed = [name for name, entry in local.items() if self._sent.get(name) != entry]
+        for name in sorted(changed, key=lambda name: _order(name, local[name])):
             self._stay()
-            self._upload(name, states[name])
-        for name, target in links.items():
-            if self._links.get(name) != target:
-                places.write_bytes(places.join(self.url, name), target.encode())
-        self._entries = {name: entry for name, entry in self._entries.items() if name in states}
-        self._links = links
+            self._send(name, local[name])
+        self._write_index({name: entry for name, entry in self._sent.items() if name in local})
+        for name in sorted(gone, key=lambda name: Path(name).name != MANIFEST):  # first: it completes a checkpoint
+            places.delete(places.join(self.url, name))
+            del self._sent[name]
+
+    def _send(self, name: str, entry: Entry) -> None:
+        path, place = self.folder / name, places.join(self.url, name)
+        if isinstance(entry, str):
+            places.write_bytes(place, entry.encode())
+        else:
+            try:
+                places.upload(path, place)
+            except DataError:
+                if path.exists():
+                    raise
+                return  # deleted meanwhile, as old checkpoints are
+        self._sent[name] = entry  # as it was listed: later changes are uploaded the next time
+
+    def _write_index(self, entries: Mapping[str, Entry]) -> None:
         push = uuid.uuid4().hex
-        index = {"push": push, "files": self._entries, "links": links}
+        links = {name: entry for name, entry in entries.items() if isinstance(entry, str)}
+        files = {name: {"size": entry[0], "time": entry[1]} for name, entry in entries.items() if name not in links}
         self._pushes.append(push)  # first: an error does not say whether the list has arrived
         write_json(self._state_file, {"pushes": self._pushes})
-        places.write_bytes(places.join(self.url, INDEX), json.dumps(_SEAL.sealed(index), indent=1).encode())
-        self._pushes = [push]
-        self._doomed = gone
-        for name in sorted(gone, key=_order, reverse=True):  # manifests first: without one a checkpoint is not restored
-            places.delete(places.join(self.url, name))
-            self._pushed.pop(name, None)
-        self._doomed = set()
+        index = _SEAL.sealed({"push": push, "files": files, "links": links})
+        places.write_bytes(places.join(self.url, INDEX), json.dumps(index, indent=1).encode())
+        self._pushes, self._indexed = [push], dict(entries)
 
-    def _upload(self, name: str, state: tuple[int, int]) -> None:
-        path = self.folder / name
-        try:
-            places.upload(path, places.join(self.url, name))
-            self._entries[name] = {"size": state[0], "time": state[1]}
-        except FileNotFoundError:
-            return  # deleted meanwhile, as old checkpoints are
-        except DataError:
-            if path.exists():
-                raise
-            return
-        self._pushed[name] = state  # the time of the listing: later files are uploaded the next time
-
-    def _listing(self) -> tuple[dict[str, tuple[int, int]], dict[str, str]]:
-        """The size and the time of change of every file, and the target of every link."""
-        states: dict[str, tuple[int, int]] = {}
-        links: dict[str, str] = {}
+    def _listing(self) -> dict[str, Entry]:
+        """The local files and links that are sent."""
+        entries: dict[str, Entry] = {}
         for place, folders, names in os.walk(self.folder):
-            for name in [*names, *folders]:
+            folders[:] = filter(_is_sent, folders)
+            for name in filter(_is_sent, [*names, *folders]):
                 path = Path(place, name)
                 inside = path.relative_to(self.folder).as_posix()
-                if name.startswith(".") or name.endswith(".tmp"):
-                    continue
                 if path.is_symlink():
-                    links[inside] = os.readlink(path)
-                elif name in names and (state := self._state(inside)):
-                    states[inside] = state
-            folders[:] = [name for name in folders if not name.startswith(".") and not name.endswith(".tmp")]
-        return states, links
-
-    def _state(self, name: str) -> tuple[int, int] | None:
-        try:
-            state = (self.folder / name).stat()
-        except FileNotFoundError:
-            return None
-        return state.st_size, state.st_mtime_ns
+                    entries[inside] = os.readlink(path)
+                elif name in names:
+                    with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                        state = path.stat()
+                        entries[inside] = state.st_size, state.st_mtime_ns
+        return entries
 
 
-def _order(name: str) -> int:
-    if name.endswith(LOGS):
-        return 0
-    return 2 if name.rpartition("/")[2] == "manifest.json" else 1
+def _is_sent(name: str) -> bool:
+    return not name.startswith(".") and not name.endswith(".tmp")
+
+
+def _order(name: str, entry: Entry) -> tuple[int, int, str]:
+    """The place of an entry in an upload."""
+    if isinstance(entry, str):
+        return 3, 0, name
+    return 0 if name.endswith(LOGS) else 2 if Path(name).name == MANIFEST else 1, entry[1], name
