@@ -289,8 +289,22 @@ def test_ranks() -> None:
         assert [x["index"] for x in told["results"]] == [x["index"] for x in ranked[:2]]
         raw = asked("/rerank", {"query": "who", "texts": ["red", "cat", "dog"], "raw_scores": True})[1]
         assert scores == pytest.approx([1 / (1 + np.exp(-x["score"])) for x in raw])
+        assert asked("/rerank", {"query": "who", "texts": ["red", "cat", "dog"], "top_n": 2})[1] == [
+            {"index": x["index"], "score": x["score"]} for x in ranked[:2]
+        ]
+        named = [{"id": "1", "text": "red"}, {"id": "2", "text": "cat"}]
+        for path in ("/rerank", "/v1/rerank"):  # vLLM's clients use the first
+            told = asked(path, {"query": "who", "documents": named, "rank_fields": ["text"]})[1]
+            assert {x["index"]: x["relevance_score"] for x in told["results"]} == {
+                x["index"]: x["score"] for x in ranked if x["index"] < 2
+            }
+        assert asked("/rerank", {"query": "who"})[1]["error"].startswith("`texts`")
         assert asked("/v1/rerank", {"query": "who"})[1].keys() == {"message"}
-        for wrong in ({"documents": [{"title": "red"}]}, {"documents": ["red"], "max_tokens_per_doc": 2}):
+        for wrong in (
+            {"documents": [{"title": "red"}]},
+            {"documents": ["red"], "max_tokens_per_doc": 2},
+            {"documents": named, "rank_fields": ["text", "id"]},
+        ):
             assert asked("/v1/rerank", {"query": "who", **wrong})[0] == 422
 
 

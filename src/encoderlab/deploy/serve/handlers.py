@@ -37,7 +37,7 @@ class Handlers:
             "/embed": ((shapes.Embed,), self.embed),
             "/embed_all": ((shapes.EmbedAll,), self.embed_all),
             "/predict": ((shapes.Predict,), self.predict),
-            "/rerank": ((shapes.Rerank,), self.rerank),
+            "/rerank": ((shapes.Rerank, shapes.CohereRerank), self.rerank),
             "/similarity": ((shapes.Similarity,), self.similarity),
             "/tokenize": ((shapes.Tokenize,), self.tokenize),
             "/decode": ((shapes.Decode,), self.decode),
@@ -225,8 +225,11 @@ class Handlers:
         (scores,) = await call.computed(works)
         return np.asarray(scores, np.float64)
 
-    async def rerank(self, body: shapes.Rerank, call: Call) -> Any:
-        ranked = await self._ranked(body.query, body.texts, call, body=body, raw=body.raw_scores)
+    async def rerank(self, body: shapes.Rerank | shapes.CohereRerank, call: Call) -> Any:
+        """text-embeddings-inference's ``/rerank``, or that of vLLM, which is Cohere's."""
+        if isinstance(body, shapes.CohereRerank):
+            return await self.cohere(body, call)
+        ranked = (await self._ranked(body.query, body.texts, call, body=body, raw=body.raw_scores))[: body.top_n]
         return [
             {"index": index, "score": score} | ({"text": body.texts[index]} if body.return_text else {})
             for index, score in ranked

@@ -57,6 +57,7 @@ class Predict(Truncating):
 class Rerank(Truncating):
     query: Text
     texts: Annotated[list[Text], Field(min_length=1)]
+    top_n: Annotated[int, Field(ge=1)] | None = None  # of litellm's client
     raw_scores: bool = False
     return_text: bool = False
     prompt_name: None = None
@@ -92,6 +93,9 @@ class OpenAIEmbeddings(RequestShape):
 
 
 class RankedText(RequestShape):
+    """A document; other fields belong to its owner."""
+
+    model_config = ConfigDict(extra="ignore")
     text: Text
 
 
@@ -103,6 +107,7 @@ class CohereRerank(RequestShape):
     documents: Annotated[
         list[Text | RankedText], Field(min_length=1, description='a list of texts, or of objects {"text": ...}')
     ]
+    rank_fields: list[Literal["text"]] | None = None
     top_n: Annotated[int, Field(ge=1)] | None = None
     return_documents: bool = False
 
@@ -174,4 +179,6 @@ def shape_of(body: Any, shapes: tuple[type[RequestShape], ...]) -> type[RequestS
     fields = body if isinstance(body, dict) else {}
     if Similarity in shapes and isinstance(fields.get("inputs"), dict):
         return Similarity
+    if CohereRerank in shapes and "documents" in fields:
+        return CohereRerank
     return FillMask if FillMask in shapes and "parameters" in fields else shapes[0]
