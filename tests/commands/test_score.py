@@ -43,7 +43,8 @@ def test_recorded_answers_have_the_official_scores(shared: Path, tmp_path: Path,
     gold = base / "dev-part.json.gz"
     assert cli.main(["score", str(predicted), str(gold), "--skip-others", "--json"]) == 0
     scores = json.loads(capsys.readouterr().out)["scores"]
-    assert (scores["exact"], scores["f1"]) == (expected["exact"] / 100, expected["f1"] / 100)
+    # Not to the last bit: since Python 3.12 `sum` compensates rounding, in the official program too.
+    assert (scores["exact"], scores["f1"]) == pytest.approx((expected["exact"] / 100, expected["f1"] / 100), rel=1e-14)
     assert scores["total"] == expected["total"]
     assert cli.main(["score", str(predicted), str(gold), "--json"]) == 3
     assert "--skip-others" in json.loads(capsys.readouterr().out)["error"]
