@@ -108,7 +108,7 @@ def test_deberta_spm_model_with_its_mask_appended(byte_fallback: bool, tmp_path:
     reference = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "spm.model"))
     tokenizer = Tokenizer.load(tmp_path)
     assert (tokenizer.framing, tokenizer.vocab_size, tokenizer.special.mask) == ("bert", 901, 900)
-    lines = [line for line in sample() if "==" not in line and "--" not in line]  # runs have several best segmentations
+    lines = [line for line in sample() if not re.search("==|--|[)]{3}", line)]  # runs have several best segmentations
     texts = [*lines, "  Two  spaces\tand\u3000more ﬁne ①", "emoji 😀 -- a--b", "control \x07\u200b characters", ""]
     tokens = tokenizer.encode_corpus(texts)
     assert tokens.ids.tolist() == [index for text in texts for index in reference.encode(text)]
