@@ -39,7 +39,8 @@ def output(
         option: the flag that names the output, for messages.
 
     Raises:
-        ConfigError: it is a folder, a link, an input, a file of another kind, a part of a run or corpus, or being written.
+        ConfigError: it is a folder, a link, an input, a file of another kind, a part of a run or corpus, or being
+            written.
     """
     if out is None:
         yield
