@@ -196,6 +196,16 @@ def check_new(folder: Path) -> None:
         raise ConfigError(f"{folder}: exists and is not empty; choose another folder")
 
 
+def check_own(folder: Path, *marks: str) -> None:
+    """
+    Raises:
+        ConfigError: the output folder has files, and none of ``marks``, which one of an earlier command would have.
+    """
+    there = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
+    if there and not set(marks) & set(there):
+        raise ConfigError(f"{folder}: is not empty (it has {there[0]!r}) and has no {marks[0]}; give another --out")
+
+
 @contextlib.contextmanager
 def held_folder(out: Path) -> Iterator[None]:
     """Make and lock an output folder while it is written; if it was made here and is empty at the end, it is removed.

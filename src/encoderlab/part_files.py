@@ -26,8 +26,12 @@ class PartFile:
             (self.path, data),
             (self.sums, f"{len(data)} {hashlib.sha256(data).hexdigest()}\n".encode()),
         ):
-            with open(path, "ab") as file:
-                file.write(content)
+            try:
+                with open(path, "ab") as file:
+                    file.write(content)
+            except OSError as error:
+                error.filename = str(path)  # a full disk does not say which
+                raise
         self.lines += data.count(b"\n")
 
     def finish(self, out: Path | None = None) -> None:

@@ -64,7 +64,8 @@ def test_what_the_command_line_searches_it_does_not_set() -> None:
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     check_folder(tmp_path / "new")
-    for place in ("one/runs/seed-1", "suite/mrpc/lr=0.1/seed-1", "two/after-mnli/runs/seed-1", "three/tune/lr=0.1"):
+    seeds = "one/runs/seed-1", "suite/mrpc/lr=0.1/seed-1", "two/after-mnli/runs/seed-1"
+    for place in (*seeds, "three/tune/lr=0.1", "four/runs"):
         (tmp_path / place).mkdir(parents=True)
         check_folder(tmp_path / place.partition("/")[0])
     (tmp_path / "suite" / "notes.txt").touch()

@@ -239,6 +239,21 @@ def test_a_changed_token_is_named_by_every_verb_that_reads_a_corpus(place, tmp_p
         assert "shard-00000.safetensors: sha256" in messages(capsys, 3, *words), words
 
 
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["inspect", "run", "the cat"], "index.html"),
+        (["study", "study.yaml"], "results.json"),
+        (["quickstart", "--budget", "30s"], "report.html"),
+    ],
+)
+def test_a_folder_with_files_of_the_user_is_refused(words, name, place, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(place)
+    (tmp_path / name).write_text("mine")
+    assert f"is not empty (it has '{name}')" in messages(capsys, 2, *words, "--out", tmp_path)
+    assert (tmp_path / name).read_text() == "mine"
+
+
 def test_a_folder_of_the_user_stays_though_nothing_is_written(tmp_path) -> None:
     for made in (False, True):
         out = tmp_path / str(made)

@@ -24,3 +24,13 @@ def test_the_input_is_not_written_over(words, link, tmp_path: Path, capsys: pyte
     assert cli.main([*words, str(path), "--out", str(out)]) == 2
     assert f"{out.name}: is the input; give another --out" in capsys.readouterr().err
     assert path.read_text() == "the cat"
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_is_not_replaced_by_a_file(there: bool, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    out = tmp_path / "link.jsonl"
+    out.symlink_to("file.jsonl")
+    if there:
+        (tmp_path / "file.jsonl").write_text("")
+    assert cli.main(["predict", "run", "the cat", "--out", str(out)]) == 2
+    assert "link.jsonl: is a link to file.jsonl; name the file itself" in capsys.readouterr().err

@@ -627,6 +627,21 @@ def test_weights_that_are_not_finite_are_not_written(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_further_files_come_with_the_model_or_neither_does(tmp_path: Path) -> None:
+    def write(aside: Path) -> None:
+        (aside / "task.json").write_text("{}")
+
+    def killed(aside: Path) -> None:
+        write(aside)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        folder.save(make(CONFIGS["bert"]), tmp_path / "out", also=killed)
+    assert not list(tmp_path.iterdir())
+    folder.save(make(CONFIGS["bert"]), tmp_path / "out", also=write)
+    assert (tmp_path / "out" / "task.json").exists() and load(tmp_path / "out").config.family == "bert"
+
+
 @pytest.mark.parametrize("save", [huggingface.save, folder.save])
 def test_a_full_disk_is_named_and_nothing_is_lost(save: Callable[..., Any], tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -15,6 +15,7 @@ import torch
 
 from encoderlab.batches.batch import Batch
 from encoderlab.errors import DataError, Stopped
+from encoderlab.train import checkpoint
 from encoderlab.train.recipe import Budget, Checkpoints, Phase
 from tests.train.toy import RECIPE, Rows, assert_same_run, metrics, run, start, tensors, toy_data, validation
 
@@ -132,6 +133,13 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
     assert str(weights) in said and "continuing from step-000015" in said
     assert (tmp_path / "checkpoints" / "damaged-step-000017").is_dir()
     assert_same_run(tmp_path, whole_run, 24)
+
+
+def test_killed_between_a_checkpoint_and_its_link(tmp_path: Path) -> None:
+    run(tmp_path)
+    checkpoint.point(tmp_path / "checkpoints" / "latest", "step-000020")
+    run(tmp_path)
+    assert (tmp_path / "checkpoints" / "latest").resolve().name == "step-000024"
 
 
 def test_without_a_whole_checkpoint_nothing_is_begun_anew_silently(tmp_path: Path) -> None:

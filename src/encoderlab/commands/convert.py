@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -9,8 +11,7 @@ from cyclopts import Parameter
 
 from encoderlab.commands import terminal
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.files import check_new, held_folder, write_bytes
-from encoderlab.interchange import checksums
+from encoderlab.files import check_new, held_folder
 from encoderlab.interchange.places import resolve
 
 if TYPE_CHECKING:
@@ -91,10 +92,8 @@ def convert(
                     alone = "" if len(models) == 1 else "; to convert the other network alone, give its own folder"
                     raise DataError(f"{part}: {error}{alone}") from None
             else:
-                folder.save(network, place, values=values)
-                if task is not None:
-                    write_bytes(place / task.name, task.read_bytes())
-                    checksums.add(place, task.name)
+                also = None if task is None else partial(_copy, task)
+                folder.save(network, place, values=values, also=also)
             written[part] = str(place)
             terminal.say(f"{network.config.family} {part} written to {place}")
             if network.tokenizer is None:
@@ -102,6 +101,10 @@ def convert(
     for text in dict.fromkeys(notes):
         terminal.note(f"note: {text}")
     return {"to": to, "written": written, "notes": list(dict.fromkeys(notes))}
+
+
+def _copy(file: Path, folder: Path) -> None:
+    shutil.copyfile(file, folder / file.name)
 
 
 def _read(

@@ -189,7 +189,9 @@ def check_folder(out: Path) -> None:
         return
     if (out / "recipe.json").exists():
         raise ConfigError(f"{out}: has another run; give a new folder with --out")
-    strangers = sorted(entry.name for entry in out.iterdir() if not entry.name.startswith("."))
+    shown = (entry for entry in out.iterdir() if not entry.name.startswith("."))
+    # Folders without files are what a run leaves that was killed while it made its own.
+    strangers = sorted(entry.name for entry in shown if not entry.is_dir() or any(map(Path.is_file, entry.rglob("*"))))
     ours = [f"{'*/' * depth}{name}" for name in ("tune", "seed-*", "features") for depth in range(4)]
     if strangers and not any(any(out.glob(pattern)) for pattern in ("score.json", *ours)):
         raise ConfigError(

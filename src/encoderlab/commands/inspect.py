@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from encoderlab.commands.settings import Count
 from encoderlab.commands.terminal import note, progress, say, table
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.files import held_folder
+from encoderlab.files import check_own, held_folder
 from encoderlab.inspection.texts import sentences
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ def inspect(
     if data is not None and all(Path(name).is_file() for name in probe or ()):
         raise ConfigError("--data is for benchmarks named by --probe; leave it out")
     with held_folder(out):
+        check_own(out, folder.NUMBERS, folder.WEIGHTS)
         places = [model] if against is None else [model, against]
         looks = [_look(place, read, memory, tagged, text if os.path.isfile(text) else None) for place in places]
         folder.write(looks, out)

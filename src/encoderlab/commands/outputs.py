@@ -39,7 +39,8 @@ def output(
         option: the flag that names the output, for messages.
 
     Raises:
-        ConfigError: it is a folder, an input, a file of another kind, a part of a run or corpus, or being written.
+        ConfigError: it is a folder, a link, an input, a file of another kind, a part of a run or corpus, or being
+            written.
     """
     if out is None:
         yield
@@ -53,10 +54,12 @@ def check_output(out: Path, kind: Kind, *inputs: Path, own: Path | None = None, 
     """Refuse a file that :func:`output` may not write."""
     if out.is_dir():
         raise ConfigError(f"{option} {out}: is a folder; name a file to write in it")
+    if any(os.path.exists(path) and os.path.exists(out) and out.samefile(path) for path in inputs):
+        raise ConfigError(f"{out}: is the input; give another {option}")
+    if out.is_symlink():  # a file is written aside and renamed, which would replace the link
+        raise ConfigError(f"{option} {out}: is a link to {os.readlink(out)}; name the file itself")
     if not out.exists():
         return
-    if any(os.path.exists(path) and out.samefile(path) for path in inputs):
-        raise ConfigError(f"{out}: is the input; give another {option}")
     if not out.is_file():
         raise ConfigError(f"{option} {out}: is not a regular file; name one")
     if out != own and (folder := _part_of(out)) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,8 +11,7 @@ from cyclopts import Parameter
 from encoderlab.commands.terminal import note, say, table
 from encoderlab.commands.use import labelled_data
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.files import check_new, held_folder, write_bytes
-from encoderlab.interchange import checksums
+from encoderlab.files import check_new, held_folder
 
 if TYPE_CHECKING:
     from encoderlab.inspection.pruning import OnTask
@@ -88,13 +88,14 @@ def prune(
         before, after = measured.scores(measured.model), measured.scores(smaller)
         sizes = count_parameters(measured.model.config)["total"], count_parameters(smaller.config)["total"]
         record = pruning.record(str(model), scores, kept, before, after, sizes)
-        folders.save(smaller.cpu(), out)
         task = find_task(place)
-        if task is not None:
-            write_bytes(out / task.name, task.read_bytes())
-        pruning.write(record, out)
-        for name in ("pruning.json", "pruning.md", *([] if task is None else [task.name])):
-            checksums.add(out, name)
+
+        def fill(aside: Path) -> None:
+            pruning.write(record, aside)
+            if task is not None:
+                shutil.copyfile(task, aside / task.name)
+
+        folders.save(smaller.cpu(), out, also=fill)
     rows = [[name, f"{value:.4f}", f"{after[name]:.4f}"] for name, value in before.items()]
     count = record["heads"]
     table(f"{count['after']} of {count['before']} heads per layer", ["score", "before", "after"], rows)

@@ -6,7 +6,7 @@ from pathlib import Path
 from shlex import join
 from typing import Any
 
-from encoderlab.files import held_folder
+from encoderlab.files import check_own, held_folder
 
 
 def quickstart(*, budget: str = "5m", out: Path = Path("runs/quickstart"), seed: int = 1) -> dict[str, Any]:
@@ -32,4 +32,5 @@ def quickstart(*, budget: str = "5m", out: Path = Path("runs/quickstart"), seed:
     chosen = plan(parse_time(budget))
     words = ["quickstart", "--budget", budget, "--out", str(out), "--seed", str(seed)]
     with held_folder(out):
+        check_own(out, "corpus")
         return walk(chosen, out, seed, join(["encoderlab", *words]))

@@ -14,7 +14,7 @@ from encoderlab.errors import ConfigError, DataError, Stopped
 from encoderlab.execution.cluster import Need, tasks_on
 from encoderlab.execution.local import Job, local
 from encoderlab.execution.workers import cores
-from encoderlab.files import held_folder, write_json, write_text
+from encoderlab.files import check_own, held_folder, write_json, write_text
 from encoderlab.train.units import duration
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def study(
     if out is None:
         raise ConfigError("a study needs --out DIR; to only show its runs, give --dry-run")
     with held_folder(out):
+        check_own(out, "specs")
         plan = StudyPlan.read(file)
         for line in plan.fairness():
             terminal.note(line)

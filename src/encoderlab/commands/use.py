@@ -19,6 +19,7 @@ from encoderlab.commands.workers import HERE, ModelWork, WorkerOptions, each, fo
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import held_folder, json_line, write_text
 from encoderlab.messages import Say
+from encoderlab.records.opening import refuse_pipe
 from encoderlab.storage.cache import local
 from encoderlab.storage.places import url_of
 from encoderlab.tasks.data.records import is_file_name
@@ -305,7 +306,7 @@ def _places(words: Sequence[str], out: Path | None) -> list[Path] | None:
     A word is a folder if it is written with a slash, or if an output is given.
 
     Raises:
-        DataError: a word must be a file, and there is none; or texts are given besides files.
+        DataError: a word must be a file, and there is none; a pipe; or texts are given besides files.
     """
     places, texts = [], []
     for word in words:
@@ -315,6 +316,8 @@ def _places(words: Sequence[str], out: Path | None) -> list[Path] | None:
             places.append(local(url))
         elif os.path.isfile(word) or os.path.isdir(word) and ("/" in word or out is not None):
             places.append(Path(word))
+        elif os.path.exists(word) and not os.path.isdir(word):
+            refuse_pipe(Path(word))
         elif is_file_name(word) and (places or len(words) == 1 or not spaced):
             raise DataError(f"{word}: no such file; give a file, or texts")
         else:

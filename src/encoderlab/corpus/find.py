@@ -18,7 +18,7 @@ from encoderlab.corpus.sealed import SEAL
 from encoderlab.corpus.sources import SUFFIXES, EmptyFile, Reading, Source, format_of, inspect_source
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.records.dataset import dataset_files, is_dataset, splits_of
-from encoderlab.records.opening import errors_of
+from encoderlab.records.opening import errors_of, refuse_pipe
 from encoderlab.storage.places import find, identity, info, is_folder, url_of
 from encoderlab.storage.streams import open_file
 
@@ -185,8 +185,7 @@ def _files_below(folder: Path) -> list[Path]:
 
 def _members(path: Path, reading: Reading) -> Iterator[Source]:
     url = url_of(path)
-    if url is None and not path.is_file():
-        raise DataError(f"{path}: a pipe or a device, which cannot be read twice; write it to a file first")
+    refuse_pipe(path)
     if info(path).size == 0:
         raise DataError(f"{path}: the file is empty; give a file with text")
     if path.suffix.lower() != ".zip":

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from encoderlab.errors import ConfigError, EncoderlabError, OutOfMemory, Stopped
 from encoderlab.execution.workers import Tasks, logged
-from encoderlab.files import sha256
+from encoderlab.files import check_own, sha256
 from encoderlab.messages import Say
 from encoderlab.sealed import Seal
 
@@ -100,8 +100,7 @@ def make_outputs(
 
 def _claim(out: Path, asked: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The entries of the record for the outputs in ``out``, by name; refuses a folder with other content."""
-    if not (out / RECORD).exists() and (strangers := sorted(one.name for one in out.iterdir())):
-        raise ConfigError(f"{out}: is not empty (it has {strangers[0]!r}) and has no {RECORD}; give another --out")
+    check_own(out, RECORD)
     begun, *entries = _read(out / RECORD) or [dict(asked)]
     if other := [key for key, value in asked.items() if begun.get(key) != value]:
         raise ConfigError(f"{out}: has files that were made with another {other[0]}; give another --out, or delete it")

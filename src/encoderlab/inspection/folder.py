@@ -18,6 +18,7 @@ from encoderlab.inspection.probe import Probed
 from encoderlab.pages.charts import Chart, Point, Series, chart
 from encoderlab.pages.template import render
 
+NUMBERS, WEIGHTS = "inspect.json", "attention.npz"
 SHOWN = 4  # number of texts whose maps are stored
 
 
@@ -48,11 +49,11 @@ class Look:
 def write(looks: Sequence[Look], out: Path) -> None:
     """Write the folder ``out``; several models are shown next to each other on one page."""
     out.mkdir(parents=True, exist_ok=True)
-    write_json(out / "inspect.json", {"models": [record(look) for look in looks]})
+    write_json(out / NUMBERS, {"models": [record(look) for look in looks]})
     for number, look in enumerate(looks):
         buffer = io.BytesIO()
         np.savez_compressed(buffer, **arrays(look))  # type: ignore[arg-type]
-        write_bytes(out / ("attention.npz" if not number else f"attention-{number + 1}.npz"), buffer.getvalue())
+        write_bytes(out / (WEIGHTS if not number else f"attention-{number + 1}.npz"), buffer.getvalue())
     write_text(out / "index.html", page(looks))
 
 

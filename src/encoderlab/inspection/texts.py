@@ -8,6 +8,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 from encoderlab.errors import DataError
+from encoderlab.records.opening import refuse_pipe
 from encoderlab.tasks.data.records import is_file_name, lines, suffix
 
 FIELDS = 10  # columns of CoNLL-U
@@ -27,10 +28,11 @@ def sentences(source: str, count: int) -> list[Sentence]:
     """The first ``count`` texts of ``source``: a file with one text per line, a ``.conllu`` file, or a text itself.
 
     Raises:
-        DataError: the file is missing, has no text, is not UTF-8, or a tree refers to a missing word.
+        DataError: the file is missing or a pipe, has no text, is not UTF-8, or a tree refers to a missing word.
     """
     path = Path(source)
     try:
+        refuse_pipe(path)
         is_file = path.is_file()
     except OSError:  # too long for the name of a file
         is_file = False

@@ -56,7 +56,13 @@ def _sum(parts: list[Tensor], values: Callable[[Tensor], Tensor]) -> Tensor:
     return total.cpu().contiguous()
 
 
-def save(model: Model, folder: str | os.PathLike[str], *, values: Callable[[Tensor], Tensor] | None = None) -> None:
+def save(
+    model: Model,
+    folder: str | os.PathLike[str],
+    *,
+    values: Callable[[Tensor], Tensor] | None = None,
+    also: Callable[[Path], None] | None = None,
+) -> None:
     """Write the model folder in one step: complete or not at all. It replaces an older folder of this format.
 
     Args:
@@ -64,6 +70,7 @@ def save(model: Model, folder: str | os.PathLike[str], *, values: Callable[[Tens
         folder: to make.
         values: reads the values of a parameter, for a model on device ``meta``; only one tensor at a time is then in
             memory.
+        also: writes further files into the folder, before it gets its name.
 
     Raises:
         ConfigError: the folder has other content.
@@ -86,6 +93,8 @@ def save(model: Model, folder: str | os.PathLike[str], *, values: Callable[[Tens
         if model.tokenizer is not None:
             model.tokenizer.save(aside)
         (aside / "README.md").write_text(_card(model), encoding="utf-8")
+        if also is not None:
+            also(aside)
 
     write_whole(folder, fill)
 

@@ -67,7 +67,12 @@ class File:
         return self.name or (str(self.path) if self.member is None else f"{self.path}!{self.member}")
 
     def open(self, stop: int | None = None) -> Any:
-        """The decompressed bytes, as a binary file. Of a plain one nothing after byte ``stop`` is read ahead."""
+        """The decompressed bytes, as a binary file. Of a plain one nothing after byte ``stop`` is read ahead.
+
+        Raises:
+            DataError: it is a pipe or a device.
+        """
+        refuse_pipe(self.path)
         openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open, ".zst": _open_zstd}
         opener = openers.get(Path(self.member or self.path).suffix.lower())
         if self.member is None and opener is None:
@@ -91,6 +96,16 @@ class File:
 def suffix(path: Path) -> str:
     """The suffix of the format in lower case, without that of the compression: ``.tsv`` for ``train.tsv.gz``."""
     return Path(path.stem).suffix.lower() if path.suffix.lower() in COMPRESSED else path.suffix.lower()
+
+
+def refuse_pipe(path: Path) -> None:
+    """Refuse what is neither file nor folder: beginnings are read first, and the same bytes would not come again.
+
+    Raises:
+        DataError: it is a pipe or a device.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise DataError(f"{path}: a pipe or a device, which cannot be read twice; write it to a file first")
 
 
 def refuse_binary(name: str, head: bytes) -> None:

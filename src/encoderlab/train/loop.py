@@ -531,4 +531,5 @@ class _Run:
         for folder, why in damaged:
             self.journal.warn(f"{why}; continuing from {newest.name}")
             checkpoint.put_aside(folder)
+        checkpoint.point(self.checkpoints / "latest", newest.name)  # a session killed while it saved may not have
         return int(newest.name.removeprefix("step-"))

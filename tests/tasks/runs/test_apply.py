@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -373,6 +374,14 @@ def test_files_and_texts_are_not_mixed(tmp_path, capsys):
     path.write_text("text\nthe red cat\n")
     for words in ((folder.name, path), (path, "the red cat")):
         assert "is no file, and" in messages(capsys, 3, "predict", folder, *words)
+
+
+def test_a_pipe_is_neither_read_nor_taken_for_a_text(tmp_path, capsys):
+    folder, path = saved(ready("single")[0], tmp_path / "model"), tmp_path / "pipe"
+    os.mkfifo(path)
+    for words in (("predict", folder, path), ("encode", folder, "--file", path), ("inspect", folder, path)):
+        out = () if words[0] == "predict" else ("--out", tmp_path / "out.npy")
+        assert "a pipe or a device, which cannot be read twice" in messages(capsys, 3, *words, *out)
 
 
 def test_a_huge_text_that_takes_all_memory_is_named(tmp_path, tiny, capsys, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -198,6 +199,31 @@ def test_an_interrupted_run_ends_with_the_same_score(tmp_path):
     assert rest.scores == whole.scores and rest.record["steps"] == whole.record["steps"]
     a, b = load(tmp_path / "whole").state_dict(), load(tmp_path / "cut").state_dict()
     assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_a_run_killed_while_it_deletes_its_checkpoints_is_finished(tmp_path, monkeypatch):
+    task, splits = data("single", train=32, dev=8)
+    recipe = replace(RECIPE, epochs=1)
+
+    rmtree = shutil.rmtree
+
+    def killed(folder, **options):
+        if folder.name != "checkpoints":
+            return rmtree(folder, **options)
+        next(folder.glob("step-*/state.json")).unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("encoderlab.tasks.runs.folder.shutil.rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            finetune(model(), task, splits, recipe, tmp_path / "cut")
+    assert (tmp_path / "cut" / "checkpoints").is_dir()
+    whole = finetune(model(), task, splits, recipe, tmp_path / "whole")
+    rest = finetune(model(), task, splits, recipe, tmp_path / "cut")
+    assert rest.scores == whole.scores and not rest.damaged
+    for name in ("model/model.safetensors", "predictions-dev.jsonl"):
+        assert (rest.folder / name).read_bytes() == (whole.folder / name).read_bytes()
+    assert not (tmp_path / "cut" / "checkpoints").exists()
 
 
 def test_a_finished_run_is_read_and_another_recipe_refused(tmp_path):

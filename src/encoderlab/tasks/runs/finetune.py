@@ -32,6 +32,7 @@ from encoderlab.tasks.forms.table import FORMS, Settings
 from encoderlab.tasks.runs.distill import TaughtObjective, Teaching, check_teacher, read_teacher
 from encoderlab.tasks.runs.folder import (
     Result,
+    delete_checkpoints,
     discard,
     hashes_in,
     hashes_of,
@@ -237,6 +238,8 @@ class FineTuning:
     def resume(self) -> Result | None:
         """The finished run in the folder, after repair of damaged files; None if it must be trained."""
         finished = read_result(self.out, self.recipe, self.splits, self.identity)
+        if finished is not None and self.world.main:
+            delete_checkpoints(self.out)  # it may have been killed while it did
         return self.mend(finished) if finished is not None and finished.damaged else finished
 
     # Network, objective and data

@@ -66,18 +66,24 @@ def write_run(
     score: Mapping[str, Any],
     out: Path,
 ) -> None:
-    """Write the model folder with its task, the predictions, and finally the score; then delete checkpoints.
-
-    The score marks the run as finished.
+    """Write the model folder with its task, the predictions, and finally the score, which marks the run as finished;
+    then delete checkpoints.
     """
     model.save(out / "model")
     write_task(task, settings, out / "model", score["threshold"])
     write_json(out / RECIPE, score["recipe"])
     write_predictions(task, splits, predictions, out)
-    # The optimiser state is three times as large as the model and no longer needed. If the weights are damaged later,
-    # the run is trained again.
-    shutil.rmtree(out / "checkpoints", ignore_errors=True)
     write_score(score, out)
+    delete_checkpoints(out)
+
+
+def delete_checkpoints(out: Path) -> None:
+    """Delete the checkpoints of a finished run; one that is not finished could not continue from the rest of them.
+
+    The optimiser state is three times as large as the model and no longer needed. If the weights are damaged later, the
+    run is trained again.
+    """
+    shutil.rmtree(out / "checkpoints", ignore_errors=True)
 
 
 def write_submissions(
@@ -137,9 +143,12 @@ def signed(score: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def hashes_in(out: Path) -> dict[str, str]:
-    """The hash of every file of a finished run by its path in the folder, except ``score.json`` and the lock."""
+    """The hash of every file of a finished run by its path in the folder, except ``score.json``, the lock and
+    checkpoints.
+    """
     files = sorted(path for path in out.rglob("*") if path.is_file() and path.name not in (SCORE_FILE, LOCK))
-    return {path.relative_to(out).as_posix(): sha256(path) for path in files}
+    names = (path.relative_to(out).as_posix() for path in files)
+    return {name: sha256(out / name) for name in names if not name.startswith("checkpoints/")}
 
 
 def read_signed(path: Path, remedy: str) -> dict[str, Any]:
