@@ -197,9 +197,10 @@ def check_new(folder: Path) -> None:
 
 
 def check_own(folder: Path, *marks: str) -> None:
-    """
+    """Refuse an output folder with files of somebody else.
+
     Raises:
-        ConfigError: the output folder has files, and none of ``marks``, which one of an earlier command would have.
+        ConfigError: it has files, and none of ``marks``, which that of an earlier command would have.
     """
     there = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
     if there and not set(marks) & set(there):
