@@ -469,6 +469,7 @@ def test_file_urls_are_paths_and_unknown_protocols_are_refused(tmp_path, monkeyp
 
 
 def test_a_server_that_does_not_answer_is_no_missing_file(monkeypatch):
+    pytest.importorskip("aiohttp")
     monkeypatch.setattr(places, "ATTEMPTS", 2)
     with pytest.raises(DataError, match="the connection failed 2 times"):
         places.look("https://localhost:9/a.txt")

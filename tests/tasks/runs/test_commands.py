@@ -113,6 +113,8 @@ def test_further_files_have_the_labels_of_training(tmp_path, tiny, capsys):
     ],
 )
 def test_fields_that_mean_nothing_are_refused_before_any_training(tmp_path, tiny, capsys, words, message):
+    if "--tune" in words:
+        pytest.importorskip("optuna")
     data, out = reviews(tmp_path / "reviews.csv"), tmp_path / "run"
     assert re.search(message, messages(capsys, 2, "finetune", data, "--model", tiny, "--out", out, *words))
     assert not list(out.rglob("metrics.jsonl"))

@@ -27,7 +27,7 @@ def questions(path):
         "squad_v2.0/{}/nlnet_single",
     ],
 )
-def test_squad_scores_equal_the_official_ones_to_the_last_digit(shared, system):
+def test_squad_scores_equal_the_official_ones(shared, system):
     base = shared / "data/qa" / system.format("predictions")
     expected = json.loads(base.with_name(base.name + ".expected.json").read_text())
     predicted = json.loads(gzip.open(base.with_name(base.name + ".json.gz"), "rt").read())
@@ -37,7 +37,8 @@ def test_squad_scores_equal_the_official_ones_to_the_last_digit(shared, system):
         names = {"HasAns": "has_answer", "NoAns": "no_answer"}
         for name, value in scores.items():
             prefix, _, rest = name.rpartition("_")
-            assert ours[f"{names[prefix]}_{rest}" if prefix else name] == value, name
+            # Not to the last bit: since Python 3.12 `sum` compensates rounding, in the official program too.
+            assert ours[f"{names[prefix]}_{rest}" if prefix else name] == pytest.approx(value, rel=1e-14), name
 
 
 def test_token_f1_of_empty_answers():
