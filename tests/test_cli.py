@@ -347,3 +347,10 @@ def test_a_wrong_key_in_the_environment_is_named(monkeypatch):
     monkeypatch.setenv("ENCODERLAB_OPTIM__RL", "1")
     with pytest.raises(ConfigError, match="environment: unknown key 'optim.rl'"):
         settings.resolve(Example())
+
+
+def test_a_message_that_quotes_a_file_does_not_command_the_terminal(tmp_path, capsys) -> None:
+    (tmp_path / "odd.csv").write_text("te\x1b[31mxt,la\x9bbel\nx,y\nz,w\n", encoding="utf-8")
+    assert cli.main(["finetune", str(tmp_path / "odd.csv"), "--model", "small-en", "--out", str(tmp_path / "out")]) == 3
+    said = capsys.readouterr().err
+    assert "\x1b" not in said and "\x9b" not in said and "te\\x1b[31mxt" in said

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -63,6 +64,11 @@ def named(text: str) -> str:
     return text
 
 
+def _plain(text: str) -> str:
+    """``text`` with control characters as escapes, because a message may quote a file that would command a terminal."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: repr(found[0])[1:-1], named(text))
+
+
 def console(*, stderr: bool = False) -> Console:
     """A rich console; 110 columns wide if the output is not a terminal."""
     stderr = stderr or json_mode()
@@ -82,12 +88,12 @@ def say(text: str = "", *, style: str | None = None) -> None:
 
 def note(text: str) -> None:
     """Print a note on standard error."""
-    console(stderr=True).print(named(text), style="dim")
+    console(stderr=True).print(_plain(text), style="dim")
 
 
 def complain(message: str) -> None:
     """Print the one line of an error on standard error."""
-    console(stderr=True).print(Text("error: ", style="bold red") + Text(message))
+    console(stderr=True).print(Text("error: ", style="bold red") + Text(_plain(message)))
 
 
 class _Notes(logging.Handler):
@@ -104,7 +110,7 @@ class _Notes(logging.Handler):
             if os.environ.get("RANK", "0") == "0":
                 note(record.getMessage())
         else:
-            console(stderr=True).print(named(f"warning: {record.getMessage()}"), style="yellow")
+            console(stderr=True).print(_plain(f"warning: {record.getMessage()}"), style="yellow")
 
 
 _NOTES = _Notes()
@@ -129,7 +135,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], 
         first = str(rows[0][place]).lstrip("-+.") if rows else ""
         picture.add_column(name, justify="right" if place and first[:1].isdigit() else "left", overflow="fold")
     for row in rows:
-        picture.add_row(*("" if cell is None else named(str(cell)) for cell in row))
+        picture.add_row(*("" if cell is None else _plain(str(cell)) for cell in row))
     output = console()
     if not output.is_terminal:
         output.width = 10_000  # in a pipe or a file, each row is one line
