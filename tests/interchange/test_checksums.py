@@ -48,6 +48,15 @@ def _without_card(record: bytes | bytearray) -> bytes:
     return re.sub(rb"(?m)^[0-9a-f]{64}(?=  README.md$)", b"", bytes(record), count=1)
 
 
+@pytest.mark.parametrize("damaged", [b"config/json", b"c/nfig.json", b"con/fig.json"])
+def test_a_name_that_became_one_of_a_subfolder_is_found(whole: Path, damaged: bytes, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "model")
+    record = tmp_path / "model" / "SHA256SUMS"
+    lines = record.read_bytes().replace(b"  config.json", b"  " + damaged).splitlines(keepends=True)
+    record.write_bytes(b"".join([lines[0], *sorted(lines[1:], key=lambda line: line[66:])]))
+    refused(tmp_path / "model", "SHA256SUMS")
+
+
 @settings(max_examples=150)
 @given(data=st.data())
 def test_every_damage_is_found(whole: Path, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -53,6 +53,11 @@ def verify(folder: Path) -> None:
         return
     with _readable(folder):
         sums, own = _read(folder)
+        if own and any("/" in name and not (folder / name).is_file() for name in sums):
+            # Such a file may be left out, unless damage made a name of this folder one of a subfolder.
+            strange = sorted(path for path in folder.iterdir() if path.is_file() and path.name not in (NAME, *sums))
+            if strange:
+                raise DataError(f"{strange[0]}: is not listed in {NAME}, which lists missing files; {_MEANT}")
         for name, expected in sums.items():
             if "/" not in name and (own or (folder / name).is_file()):
                 _compare(folder, name, expected)
