@@ -188,9 +188,10 @@ def locked(path: Path) -> Iterator[int | None]:
 
 
 def check_new(folder: Path) -> None:
-    """
+    """Refuse an output folder that is a file, or has files.
+
     Raises:
-        ConfigError: the output folder is a file, or has files.
+        ConfigError: it is or has.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder}: exists and is not empty; choose another folder")

@@ -110,11 +110,12 @@ def _blocks_at(source: Source, places: Sequence[int], number: int) -> Iterator[S
             stop = (place + 1) * blocks.BLOCK if place < number - 1 else None
             yield from read_blocks(source, range_start(source, place * blocks.BLOCK), stop)
     elif places:
+        wanted = set(places)
         for index, block in enumerate(read_blocks(source)):
             place = index if source.format in blocks.RECORDS else (block.end.read - 1) // blocks.BLOCK
             if place > places[-1]:
                 return
-            if place in places:
+            if place in wanted:
                 yield block
 
 

@@ -175,7 +175,7 @@ class Encoder(nn.Module):
             positions=absolute,
             visible=self._mask(x, visible_by_document(doc, asking, visible, remembered), remembered, window, masked),
             distances=self._distances(x, remembered),
-            different=None if segments is None else self._different(segments, remembered),
+            different=self._different(segments, remembered),
             reverse=reverse,
             keep_keyed=keep_keyed,
             remembered=remembered,
@@ -370,9 +370,11 @@ class Encoder(nn.Module):
         mask = by_document if near is None else near if by_document is None else by_document & near
         return None if mask is None else mask[:, None]
 
-    def _different(self, segments: Tensor, remembered: int) -> Tensor | None:
+    def _different(self, segments: Tensor | None, remembered: int) -> Tensor | None:
         """Where query and key are in different segments; None where the scores do not depend on it."""
-        return different_segments(segments, remembered) if self.config.position.segments else None
+        if segments is None or not self.config.position.segments:
+            return None
+        return different_segments(segments, remembered)
 
     def _distances(self, x: Tensor, remembered: int) -> Distances | None:
         """The relative distances between the tokens of x (B, L, D) and all keys; None without relative positions."""

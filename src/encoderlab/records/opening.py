@@ -104,7 +104,7 @@ def refuse_pipe(path: Path) -> None:
     Raises:
         DataError: it is a pipe or a device.
     """
-    if path.exists() and not path.is_file() and not path.is_dir():
+    if not path.is_file() and path.exists() and not path.is_dir():
         raise DataError(f"{path}: a pipe or a device, which cannot be read twice; write it to a file first")
 
 
