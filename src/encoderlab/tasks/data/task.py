@@ -164,10 +164,10 @@ class Task:
                     if skip_unlabelled:
                         notes.add("no label; left out", example.row)
                         continue
-                    more = ", or give --form multilabel if it means no label" if self.form == "classification" else ""
                     raise DataError(
                         f"{place}: no label; {split} data needs one in every row, {self._where_labels_are(path)}; "
-                        f"give unlabelled examples as test data, or leave such rows out with --skip-unlabelled{more}"
+                        f"give unlabelled examples as test data, or leave such rows out with --skip-unlabelled"
+                        f"{FORMS[self.form].no_label}"
                     )
                 examples.append(example)
             remarks += notes.lines()

@@ -83,6 +83,7 @@ class Form:
         unique_ids: answers are scored by id, so ids must be unique.
         collapses: a run that predicts the same answer for every example counts as failed.
         graded: answers are more or less right, so that none counts as wrong.
+        no_label: a further remedy for rows without a label, as the end of a sentence.
         too_long: what happens to texts longer than a sequence; empty if nothing is lost.
 
     Attributes:
@@ -108,6 +109,7 @@ class Form:
     unique_ids: ClassVar[bool] = False
     collapses: ClassVar[bool] = False
     graded: ClassVar[bool] = False
+    no_label: ClassVar[str] = ""
     too_long: ClassVar[str] = "cut"
 
     learned: tuple[str, ...] = ("cut",)

@@ -95,6 +95,7 @@ class ClassificationForm(TextForm):
     }
     labelled = True
     collapses = True
+    no_label = ", or give --form multilabel if it means no label"
     learned = ("cut", "weights")
     settings: LabelSettings
 
