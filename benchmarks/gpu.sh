@@ -105,7 +105,7 @@ run() {
 recipes() {
     [ -n "${DATA:-}" ] || return 0
     part recipes $((RUN_MINUTES + 4)) "$PYTHON" -m benchmarks.pretrained.candidates --corpus "$CORPUS" \
-        --pairs "$DATA/pairs/blimp" --out "$OUT/recipes" --side-by-side "${SIDE:-4}" --set phases.0.rows=64 \
+        --pairs "$DATA/pairs/blimp" --out "$OUT/recipes" --side-by-side "${SIDE:-4}" --set phases.0.rows=128 \
         ${SMALL:+--flops 1e11 --set precision=fp32 --set evaluation.rows=8 --set phases.0.rows=8}
 }
 

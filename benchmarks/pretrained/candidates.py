@@ -42,7 +42,7 @@ def run(name: str, stages: list[dict[str, Any]], args: argparse.Namespace) -> No
         trained.append(verb(folder / "log.txt", *words))
     model = folder / "bfloat16"
     encoderlab.load(str(folder / f"stage-{len(stages) - 1}" / "model")).to(torch.bfloat16).save(model)
-    pairs = verb(folder / "log.txt", "minimal-pairs", str(model), *map(str, args.pairs))
+    pairs = verb(folder / "log.txt", "minimal-pairs", str(model), *map(str, args.pairs), "--scoring", "babylm")
     (folder / "result.json").write_text(json.dumps({"name": name, "training": trained, "pairs": pairs}))
     print(name, {measure: table["accuracy"] for measure, table in pairs["measures"].items()}, flush=True)
 

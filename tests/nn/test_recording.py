@@ -169,6 +169,35 @@ def test_other_passes_run_as_usual() -> None:
     (first.sum() + second.sum()).backward()
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the graph in autograd is gone after it is recorded")
+def test_no_recording_waits_for_the_stream_of_another() -> None:
+    """A backward pass waits for the stream that first used a leaf, and the content stream has used the parameters when
+    its query stream is recorded. So a recording has leaves of its own."""
+    encoder = make(ENCODERS["xlnet"]).train()
+    encoder.recordings = Recordings({(B, L)})
+    encoder.recordings.ready = True
+    step(encoder, 0)
+    used = {id(parameter) for parameter in encoder.parameters()}
+    for recorded in encoder.recordings._recorded.values():
+        for replay in recorded.replays:
+            leaves = leaves_of([out.grad_fn for out in replay.tails])
+            assert leaves and not used & leaves
+
+
+def leaves_of(nodes: list[Any]) -> set[int]:
+    """The identities of the tensors at which the backward pass from ``nodes`` ends."""
+    seen: set[Any] = set()
+    leaves: set[int] = set()
+    while nodes:
+        node = nodes.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            nodes += [following for following, _ in node.next_functions]
+            if hasattr(node, "variable"):
+                leaves.add(id(node.variable))
+    return leaves
+
+
 def test_micro_batches_are_not_recorded() -> None:
     """The gradients of one would overwrite those of the one before it."""
     for micro_rows, recorded in ((None, True), (4, False)):

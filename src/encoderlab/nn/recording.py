@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
+from torch.func import functional_call
 
 from encoderlab.nn.attention import Keyed
 
@@ -156,11 +157,15 @@ class Replay:
         self.block, self.rest, self.x, self.autocast = layer.block, layer.rest, x, autocast
         self.grads: Sequence[Tensor | None] = ()
         self.tensors = {name: fixed[name] if name in fixed else leaf(t) for name, t in layer.tensors.items()}
-        self.parameters = [p for p in layer.block.parameters() if p.requires_grad]
+        trained = {name: p for name, p in layer.block.named_parameters() if p.requires_grad}
+        self.parameters = list(trained.values())
+        # In the same memory. A backward pass would wait for the stream that has used the parameters themselves, as a
+        # content stream does before its query stream is recorded, and no recording may wait for another stream.
+        self.leaves = {name: p.detach().requires_grad_() for name, p in trained.items()}
 
     @property
     def inputs(self) -> list[Tensor]:
-        return [self.x, *(t for t in self.tensors.values() if t.requires_grad), *self.parameters]
+        return [self.x, *(t for t in self.tensors.values() if t.requires_grad), *self.leaves.values()]
 
     def run(self) -> tuple[Tensor, ...]:
         """The layer's output, and its keys and values if the scope keeps them."""
@@ -169,7 +174,7 @@ class Replay:
         device = self.x.device.type
         # Without a cache, whose casts would belong to another recording.
         with torch.autocast(device, dtype=self.autocast, enabled=self.autocast is not None, cache_enabled=False):
-            out, keyed = self.block(self.x, source, scope)
+            out, keyed = functional_call(self.block, self.leaves, (self.x, source, scope))
         return (out,) if keyed is None else (out, *keyed)
 
     def warm(self) -> Tensor:
