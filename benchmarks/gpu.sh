@@ -104,8 +104,8 @@ run() {
 # Recipes for small-en at 4.9e15 FLOPs each, on a CORPUS of ten million words with its tokenizer, scored on minimal pairs.
 recipes() {
     [ -n "${DATA:-}" ] || return 0
-    part recipes $((RUN_MINUTES + 4)) "$PYTHON" -m benchmarks.pretrained.candidates --corpus "$CORPUS" \
-        --pairs "$DATA/pairs/blimp" --out "$OUT/recipes" --side-by-side "${SIDE:-4}" --set phases.0.rows=128 \
+    part recipes $((RUN_MINUTES + 4)) "$PYTHON" -m benchmarks.pretrained.recipes --corpus "$CORPUS" \
+        --pairs "$DATA/pairs/blimp" --out "$OUT/recipes" --side-by-side "${SIDE:-4}" \
         ${SMALL:+--flops 1e11 --set precision=fp32 --set evaluation.rows=8 --set phases.0.rows=8}
 }
 

@@ -69,8 +69,9 @@ def small(size: str, use: str = "states", *, positions: int = 0) -> Model:
     return model.with_task(head, LABELS if use != "span" else (), 0).eval()
 
 
-def test_a_head_that_reads_the_token_before_fills_masks_in_the_graph() -> None:
-    model = small("roberta-tiny")
+@pytest.mark.parametrize("size", ["roberta-tiny", "modernbert-tiny"])
+def test_a_head_that_reads_the_token_before_fills_masks_in_the_graph(size: str, tmp_path: Path) -> None:
+    model = small(size)
     assert model.config.lm is not None and model.tokenizer is not None
     model = model.with_config(replace(model.config, lm=replace(model.config.lm, next_token=True))).eval()
     (guesses,) = fill_mask(model, "the red [MASK] sat on the mat .", top=3)
@@ -79,6 +80,24 @@ def test_a_head_that_reads_the_token_before_fills_masks_in_the_graph() -> None:
     (logits,) = Graph(model, "fill-mask")(given, torch.ones_like(given))
     scores = logits[0, ids.tolist().index(model.tokenizer.special.mask)].softmax(-1)
     assert [g.score for g in guesses] == pytest.approx([float(scores[g.token]) for g in guesses], rel=1e-4)
+    record = export(model, "fill-mask", tmp_path / "out", ExportSettings(length=20), say=lambda _: None)
+    assert record["format"] == "encoderlab" and "predicts the next token" in record["notes"][0]
+    assert all(run_python(tmp_path / "out"))
+    served_by_the_graph(tmp_path / "out", model, "fill-mask")
+
+
+def test_padding_on_the_left_leaves_rotary_angles_alone() -> None:
+    """Sharp attention, as trained models have it, shows how angles at other places are rounded."""
+    model = small("modernbert-tiny")
+    with torch.no_grad():
+        for block in model.encoder.blocks:
+            block.attention.qkv.mul_(8)
+    ids, padding = torch.randint(6, 30, (1, 300)), torch.zeros(1, 211, dtype=torch.long)
+    graph, mask = Graph(model, "states"), torch.ones_like(ids)
+    with torch.no_grad():
+        (wanted,) = graph(ids, mask)
+        (states,) = graph(torch.cat([padding, ids], 1), torch.cat([padding, mask], 1))
+    torch.testing.assert_close(states[:, 211:], wanted, atol=1e-6, rtol=0)
 
 
 CASES = [  # family, use, the format of the weights

@@ -19,6 +19,7 @@ from encoderlab.inference import limit, pooled, reading_apart, tokenizer_of
 from encoderlab.model import Model
 from encoderlab.nn.encoder import Chosen, States
 from encoderlab.nn.heads import Classification, LMHead, SpanHead, TaggingHead
+from encoderlab.nn.positions import Rotary
 from encoderlab.tasks.forms.base import takes_means
 
 Use = Literal["states", "fill-mask", "classification", "tagging", "span"]
@@ -139,9 +140,13 @@ class Graph(nn.Module):
     def _positions(self, ids: Tensor, doc: Tensor) -> Tensor | None:
         """The absolute position of each token (B, L), counted from its row's first token; None if the model reads
         none.
+
+        Rotary ones depend on distances alone, but their angles are rounded, so scores would change with padding on the
+        left (by 6e-4 of a trained model's at 512 tokens).
         """
-        embeddings = self.model.encoder.embeddings
-        if embeddings.positions is None and not embeddings.sinusoidal and self.model.mask_positions is None:
+        embeddings, rotary = self.model.encoder.embeddings, isinstance(self.model.config.encoder.position, Rotary)
+        read = embeddings.positions is not None or embeddings.sinusoidal or rotary
+        if not read and self.model.mask_positions is None:
             return None
         index = torch.arange(doc.shape[1], device=doc.device)
         counts = index >= torch.where(doc >= 0, index, doc.shape[1] - 1).amin(1, keepdim=True)
@@ -192,7 +197,9 @@ class Graph(nn.Module):
         else:
             last = encoder(ids, **inputs).last
         if model.config.lm is not None and model.config.lm.next_token:
-            last = torch.cat([last[:, :1], last[:, :-1]], dim=1)
+            before = (at - 1).clamp(min=0)
+            before = torch.where(doc.gather(1, before) >= 0, before, at)  # a row's first token has none before it
+            last = last.gather(1, before[..., None].expand_as(last))
         return model.lm(last, model.words).float()
 
     def _spans(self, states: States, doc: Tensor, p_mask: Tensor | None) -> tuple[Tensor, ...]:

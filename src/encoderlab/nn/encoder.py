@@ -393,7 +393,7 @@ class Encoder(nn.Module):
         if isinstance(position, Rotary):
             places = torch.arange(remembered + x.shape[1], device=x.device)
             if positions is not None:
-                before = places[None, :remembered].expand(len(positions), -1)
+                before = places[None, :remembered].expand(positions.shape[0], -1)
                 places = torch.cat([before, positions + remembered], dim=1)[:, None]
             rotation = near = rotations(places, width, position.theta)
             if local is not None and local.theta is not None:

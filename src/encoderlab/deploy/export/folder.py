@@ -96,7 +96,7 @@ def export(
         record |= {"pooling": settings.pooling, "normalize": settings.normalize}
 
     def fill(aside: Path) -> None:
-        record["format"], record["notes"] = _model_files(model, aside, bare=use == "states")
+        record["format"], record["notes"] = _model_files(model, aside, use)
         if record["format"] == "hf":
             _complete_config(aside, graph, longest)
             if use == "states":
@@ -136,13 +136,15 @@ def _longest(graph: Graph, length: int | None) -> int:
     return length
 
 
-def _model_files(model: Model, aside: Path, *, bare: bool) -> tuple[str, list[str]]:
+def _model_files(model: Model, aside: Path, use: Use) -> tuple[str, list[str]]:
     """Write weights, configuration and tokenizer; returns the format and notes for the user.
 
     The format is Hugging Face's if ``transformers`` has the architecture and its head, otherwise ours.
     """
     try:
-        return "hf", huggingface.save(model, aside, bare=bare)
+        if use == "fill-mask" and model.config.lm is not None and model.config.lm.next_token:
+            raise DataError("the LM head predicts the next token, and no class in transformers does that")
+        return "hf", huggingface.save(model, aside, bare=use == "states")
     except DataError as error:
         folders.save(model, aside)
         return "encoderlab", [f"the weights are in the format of encoderlab, because {error}"]

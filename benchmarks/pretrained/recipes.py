@@ -1,9 +1,9 @@
-"""Recipes for the models that come with the package: each is trained for the same FLOPs and scored on minimal pairs.
+"""Recipes for the models that come with the package: each is trained for the same FLOPs, and scored on minimal pairs.
 
-    python -m benchmarks.pretrained.candidates --corpus runs/corpora/en --pairs data/pairs/blimp --out runs/candidates
+    python -m benchmarks.pretrained.recipes hybrid --corpus runs/corpora/en --pairs data/pairs/blimp --out runs/recipes
 
-``candidates.yaml`` has their stages, and ``make.sh`` builds the corpus. Run it again to resume. Beside each model lies
-its copy in bfloat16, which is what the package would contain and what is scored.
+``recipes.yaml`` has their stages, and ``make.sh`` builds the corpus. Run it again to resume. Beside each model lies its
+copy in bfloat16, which is what the package contains and what is scored.
 """
 
 from __future__ import annotations
@@ -25,26 +25,27 @@ HERE = Path(__file__).parent
 
 
 def run(name: str, stages: list[dict[str, Any]], args: argparse.Namespace) -> None:
-    """Train all stages of one recipe, score its model, and write ``result.json``."""
+    """Train all stages of one recipe; score its model, and write ``result.json``."""
     folder = args.out / name.replace(",", "").replace(" ", "-")
     folder.mkdir(parents=True, exist_ok=True)
     trained: list[dict[str, Any]] = []
     for number, stage in enumerate(stages):
         own = folder / f"stage-{number}.yaml"
-        own.write_text(yaml.safe_dump(stage.get("set", {})))
-        files = [HERE / "common.yaml", *([HERE / stage["config"]] if "config" in stage else []), own]
+        own.write_text(yaml.safe_dump(stage["set"]))
         words = ["pretrain", "modernbert-mini", "--corpus", str(args.corpus), "--out", str(folder / f"stage-{number}")]
         words += ["--flops", str(args.flops * stage["share"])]
-        words += [word for file in files for word in ("--config", str(file))]
+        words += [word for file in (HERE / "common.yaml", own) for word in ("--config", str(file))]
         words += [word for setting in args.set for word in ("--set", setting)]
         if number:
             words += ["--init-from", str(folder / f"stage-{number - 1}" / "model")]
         trained.append(verb(folder / "log.txt", *words))
     model = folder / "bfloat16"
     encoderlab.load(str(folder / f"stage-{len(stages) - 1}" / "model")).to(torch.bfloat16).save(model)
-    pairs = verb(folder / "log.txt", "minimal-pairs", str(model), *map(str, args.pairs), "--scoring", "babylm")
-    (folder / "result.json").write_text(json.dumps({"name": name, "training": trained, "pairs": pairs}))
-    print(name, {measure: table["accuracy"] for measure, table in pairs["measures"].items()}, flush=True)
+    print(f"{name}: the model is {model}", flush=True)
+    if args.pairs:
+        pairs = verb(folder / "log.txt", "minimal-pairs", str(model), *map(str, args.pairs))
+        (folder / "result.json").write_text(json.dumps({"name": name, "training": trained, "pairs": pairs}))
+        print(name, {measure: table["accuracy"] for measure, table in pairs["measures"].items()}, flush=True)
 
 
 def verb(log: Path, *words: str) -> dict[str, Any]:
@@ -62,15 +63,15 @@ def verb(log: Path, *words: str) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", help="recipes of candidates.yaml; without a name all of them")
+    parser.add_argument("names", nargs="*", help="recipes of recipes.yaml; without a name all of them")
     parser.add_argument("--corpus", type=Path, required=True)
-    parser.add_argument("--pairs", type=Path, nargs="+", required=True)
+    parser.add_argument("--pairs", type=Path, nargs="+", default=[], help="without them none is scored")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--flops", type=float, default=4.9e15, help="for all stages of a recipe together")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="a field of every stage")
     parser.add_argument("--side-by-side", type=int, default=1, metavar="N", help="recipes that are trained at a time")
     args = parser.parse_args()
-    recipes = yaml.safe_load((HERE / "candidates.yaml").read_text())
+    recipes = yaml.safe_load((HERE / "recipes.yaml").read_text())
     with ThreadPoolExecutor(args.side_by_side) as pool:
         waiting = {name: pool.submit(run, name, recipes[name], args) for name in args.names or recipes}
         for name, result in waiting.items():
