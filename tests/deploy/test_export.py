@@ -22,6 +22,7 @@ from safetensors import safe_open
 from encoderlab.cli import main
 from encoderlab.deploy.export import check
 from encoderlab.deploy.export.folder import ExportSettings, export
+from encoderlab.deploy.export.trace import trace
 from encoderlab.deploy.graph import Arrays, Graph, use_of
 from encoderlab.deploy.onnx import OnnxRun
 from encoderlab.deploy.reading import TaskReader
@@ -94,10 +95,11 @@ def test_padding_on_the_left_leaves_rotary_angles_alone() -> None:
             block.attention.qkv.mul_(8)
     ids, padding = torch.randint(6, 30, (1, 300)), torch.zeros(1, 211, dtype=torch.long)
     graph, mask = Graph(model, "states"), torch.ones_like(ids)
+    traced = trace(graph).module()
     with torch.no_grad():
-        (wanted,) = graph(ids, mask)
-        (states,) = graph(torch.cat([padding, ids], 1), torch.cat([padding, mask], 1))
-    torch.testing.assert_close(states[:, 211:], wanted, atol=1e-6, rtol=0)
+        (wanted,) = traced(input_ids=ids, attention_mask=mask)
+        (states,) = traced(input_ids=torch.cat([padding, ids], 1), attention_mask=torch.cat([padding, mask], 1))
+    torch.testing.assert_close(states[:, 211:], wanted, atol=1e-4, rtol=0)  # 1e-3 with other angles
 
 
 CASES = [  # family, use, the format of the weights

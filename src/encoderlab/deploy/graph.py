@@ -19,6 +19,7 @@ from encoderlab.inference import limit, pooled, reading_apart, tokenizer_of
 from encoderlab.model import Model
 from encoderlab.nn.encoder import Chosen, States
 from encoderlab.nn.heads import Classification, LMHead, SpanHead, TaggingHead
+from encoderlab.nn.kernels.operation import exporting
 from encoderlab.nn.positions import Rotary
 from encoderlab.tasks.forms.base import takes_means
 
@@ -141,12 +142,12 @@ class Graph(nn.Module):
         """The absolute position of each token (B, L), counted from its row's first token; None if the model reads
         none.
 
-        Rotary ones depend on distances alone, but their angles are rounded, so scores would change with padding on the
-        left (by 6e-4 of a trained model's at 512 tokens).
+        Rotary ones depend on distances alone, but their angles are rounded, so with padding on the left scores would
+        change (by 6e-4 of a trained model's at 512 tokens).
         """
-        embeddings, rotary = self.model.encoder.embeddings, isinstance(self.model.config.encoder.position, Rotary)
-        read = embeddings.positions is not None or embeddings.sinusoidal or rotary
-        if not read and self.model.mask_positions is None:
+        embeddings, position = self.model.encoder.embeddings, self.model.config.encoder.position
+        read = embeddings.positions is not None or embeddings.sinusoidal or self.model.mask_positions is not None
+        if not (read or (isinstance(position, Rotary) and exporting())):
             return None
         index = torch.arange(doc.shape[1], device=doc.device)
         counts = index >= torch.where(doc >= 0, index, doc.shape[1] - 1).amin(1, keepdim=True)

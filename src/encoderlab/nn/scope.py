@@ -128,7 +128,7 @@ class Scope:
         places = self.at + self.remembered
         if self.rotation.dim() == 2:
             return self.rotation[places][:, None]
-        rotation = self.rotation.expand(len(places), -1, -1, -1)
+        rotation = self.rotation.expand(places.shape[0], -1, -1, -1)
         return rotation.gather(2, places[:, None, :, None].expand(-1, -1, -1, rotation.shape[-1]))
 
     def of_queries(self, at: Tensor, visible: Tensor | None = None, remembered: int = 0) -> Scope:
