@@ -327,6 +327,27 @@ def test_weights_that_no_graph_has_are_named(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_model_that_rounds_more_may_differ_more() -> None:
+    """Sharp attention, as deep trained models may have it, multiplies the rounding of float32."""
+    model = small("bert-tiny")
+    with torch.no_grad():
+        for block in model.encoder.blocks:
+            block.attention.qkv.mul_(10)
+    graph = Graph(model, "states")
+    run = check.own(graph)
+
+    def off(difference: float) -> Any:
+        return lambda given: {name: x + difference * np.maximum(1, np.abs(x)) for name, x in run(given).items()}
+
+    rounding = check.rounding(graph, 20)
+    assert 1e-5 < rounding < 1e-3
+    assert check.compare(graph, off(5 * rounding), 20)
+    with pytest.raises(EncoderlabError, match=r"differs from the model by .*at most 0.00\d* is allowed"):
+        check.compare(graph, off(12 * rounding), 20)
+    with pytest.raises(EncoderlabError, match="at most 0.0001 is allowed"):
+        check.compare(Graph(small("bert-tiny"), "states"), off(2e-4), 20)
+
+
 @pytest.mark.parametrize("name", ["start_top_index", "end_top_log_probs", "cls_logits"])
 def test_wrong_answers_are_seen(name: str) -> None:
     graph = Graph(small("electra-tiny", "span"), "span")
