@@ -61,7 +61,8 @@ def verb(log: Path, *words: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def main() -> None:
+def main() -> int:
+    """Train the recipes that the arguments name; returns the exit code, 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="recipes of recipes.yaml; without a name all of them")
     parser.add_argument("--corpus", type=Path, required=True)
@@ -71,13 +72,15 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="a field of every stage")
     parser.add_argument("--side-by-side", type=int, default=1, metavar="N", help="recipes that are trained at a time")
     args = parser.parse_args()
-    recipes = yaml.safe_load((HERE / "recipes.yaml").read_text())
+    recipes, code = yaml.safe_load((HERE / "recipes.yaml").read_text()), 0
     with ThreadPoolExecutor(args.side_by_side) as pool:
         waiting = {name: pool.submit(run, name, recipes[name], args) for name in args.names or recipes}
         for name, result in waiting.items():
             if error := result.exception():
                 print(f"{name}: {error}", file=sys.stderr)
+                code = 1
+    return code
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -78,7 +78,8 @@ def test_a_head_that_reads_the_token_before_fills_masks_in_the_graph(size: str, 
     (guesses,) = fill_mask(model, "the red [MASK] sat on the mat .", top=3)
     ids, _ = model.tokenizer.frame(model.tokenizer.encode("the red [MASK] sat on the mat .").ids)
     given = torch.from_numpy(ids)[None].long()
-    (logits,) = Graph(model, "fill-mask")(given, torch.ones_like(given))
+    with torch.no_grad():
+        (logits,) = Graph(model, "fill-mask")(given, torch.ones_like(given))
     scores = logits[0, ids.tolist().index(model.tokenizer.special.mask)].softmax(-1)
     assert [g.score for g in guesses] == pytest.approx([float(scores[g.token]) for g in guesses], rel=1e-4)
     record = export(model, "fill-mask", tmp_path / "out", ExportSettings(length=20), say=lambda _: None)
@@ -339,11 +340,11 @@ def test_a_model_that_rounds_more_may_differ_more() -> None:
     def off(difference: float) -> Any:
         return lambda given: {name: x + difference * np.maximum(1, np.abs(x)) for name, x in run(given).items()}
 
-    rounding = check.rounding(graph, 20)
-    assert 1e-5 < rounding < 1e-3
-    assert check.compare(graph, off(5 * rounding), 20)
+    allowed = check.tolerance(graph, 20)
+    assert 2e-4 < allowed < 1e-2
+    assert check.compare(graph, off(allowed / 2), 20)
     with pytest.raises(EncoderlabError, match=r"differs from the model by .*at most 0.00\d* is allowed"):
-        check.compare(graph, off(12 * rounding), 20)
+        check.compare(graph, off(1.2 * allowed), 20)
     with pytest.raises(EncoderlabError, match="at most 0.0001 is allowed"):
         check.compare(Graph(small("bert-tiny"), "states"), off(2e-4), 20)
 
