@@ -71,8 +71,10 @@ def main() -> int:
     parser.add_argument("--flops", type=float, default=4.9e15, help="for all stages of a recipe together")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="a field of every stage")
     parser.add_argument("--side-by-side", type=int, default=1, metavar="N", help="recipes that are trained at a time")
-    args = parser.parse_args()
     recipes, code = yaml.safe_load((HERE / "recipes.yaml").read_text()), 0
+    args = parser.parse_args()
+    if unknown := [name for name in args.names if name not in recipes]:
+        parser.error(f"no recipe {', '.join(unknown)}; expected one of: {'; '.join(recipes)}")
     with ThreadPoolExecutor(args.side_by_side) as pool:
         waiting = {name: pool.submit(run, name, recipes[name], args) for name in args.names or recipes}
         for name, result in waiting.items():

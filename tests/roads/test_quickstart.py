@@ -52,7 +52,7 @@ def test_the_road_from_text_to_report_and_again(tmp_path, monkeypatch, capsys):
     assert set(summary["tasks"]) == {"Role tags", "Name and description", "Area of the library"}
     for task, methods in summary["tasks"].items():
         assert {"majority", "without pretraining", "pretrained"} <= set(methods), task
-        assert ("small-en" in methods) == (task == "Area of the library")
+        assert ("small-en" in methods) == (task == "Role tags")
         assert all(0 <= score <= 1 for scores in methods.values() for score in scores)
     assert len(summary["tasks"]["Role tags"]["pretrained"]) == 2
     tags, gain = summary["tasks"]["Role tags"], summary["differences"]["Role tags"]

@@ -17,6 +17,7 @@ ABOUT = {
     "pll": "each token masked by itself",
     "pll_word": "and the later tokens of its word masked too",
     "log_probability": "left to right",
+    "fused": "pll and log_probability, added",
     "not_replaced": "detection of replaced tokens; comparable only with other detectors",
     "frequency": "word frequency in the corpus, no context",
     "trigram": "a trigram model of the corpus",

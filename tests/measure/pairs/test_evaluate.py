@@ -81,6 +81,22 @@ def test_the_official_numbers(place: Path, capsys: pytest.CaptureFixture[str]) -
     assert official["accuracy"] == pytest.approx(full["accuracy"] + 2 * 0.5 / 15 / 4)
 
 
+def test_a_hybrid_model_is_also_scored_both_ways_at_once(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """GPT-BERT's authors add both scores; ours come from small-en, which is such a model."""
+    file = tmp_path / "pairs.jsonl"
+    given = ["small-en", place / "pairs", "--length-power", "1"]
+    found = run(capsys, *given, "--out", file)
+    assert list(found["measures"]) == ["pll", "pll_word", "log_probability", "fused"] and found["measure"] == "pll"
+    rows = [json.loads(line) for line in file.open()]
+    margins = {name: [row["good"][name] - row["bad"][name] for row in rows] for name in found["measures"]}
+    both = [sum(one) for one in zip(margins["pll"], margins["log_probability"], strict=True)]
+    assert margins["fused"] == pytest.approx(both, abs=1e-9)
+    right = np.mean([(margin > 0) + 0.5 * (margin == 0) for margin in margins["fused"]])
+    assert found["measures"]["fused"]["accuracy"] == pytest.approx(right)  # paradigms of one size
+
+
 def test_scores_divided_by_a_power_of_the_length(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

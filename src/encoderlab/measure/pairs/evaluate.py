@@ -20,6 +20,7 @@ from encoderlab.measure.pairs.scorers import Scorer, scored
 from encoderlab.measure.pairs.statistics import Table, Ties, tabulate
 from encoderlab.part_files import PartFile
 
+FUSED = ("pll", "log_probability")
 CHUNK = 1000  # pairs that are scored together, which limits the memory and the loss at an interruption
 
 
@@ -90,15 +91,28 @@ def encoded(
             yield pair, good, bad
 
 
+def measures_of(scorers: Sequence[Scorer]) -> list[str]:
+    """The measures of :func:`score_pairs`: those of the scorers, and ``fused`` of a model that is scored by masks and
+    from left to right.
+    """
+    names = [name for scorer in scorers for name in scorer.measures]
+    return [*names, "fused"] if {*FUSED} <= {*names} else names
+
+
 def score_pairs(
     scorers: Sequence[Scorer], tokens: Sequence[tuple[Encoding, Encoding]], *, length_power: float = 0.0
 ) -> np.ndarray:
     """Scores of the acceptable and of the other sentence of each pair by every measure: (n, 2, measures) float64.
 
-    With ``length_power`` a each is divided by (number of its tokens)^a, as ZhoBLiMP's SLLN-LP.
+    ``fused`` is the sum of ``pll`` and ``log_probability`` (GPT-BERT; Charpentier and Samuel, 2024). With
+    ``length_power`` a each score is divided by (number of its tokens)^a, as ZhoBLiMP's SLLN-LP.
     """
     sentences = [sentence for pair in tokens for sentence in pair]
     scores = np.concatenate([scorer(sentences) for scorer in scorers], axis=1)
+    names = measures_of(scorers)
+    if "fused" in names:
+        fused = scores[:, [names.index(name) for name in FUSED]].sum(1)
+        scores = np.column_stack([scores, fused])
     if length_power:
         lengths = np.array([scored(sentence).sum() for sentence in sentences], np.float64)
         scores /= (lengths**length_power)[:, None]
@@ -132,7 +146,7 @@ def evaluate_files(
         ConfigError: another process is scoring the same.
         DataError: the files have changed since the survey.
     """
-    measures = [name for scorer in scorers for name in scorer.measures]
+    measures = measures_of(scorers)
     settings = repr((key, surveyed.digest, measures, length_power, bad_first, CHUNK, len(surveyed.long)))
     name = hashlib.sha256(settings.encode()).hexdigest()[:16]
     path = cache_folder() / "minimal-pairs" / name if out is None else out.with_name(f"{out.name}.part-{name}")
@@ -190,7 +204,7 @@ def evaluate_pairs(scorers: Sequence[Scorer], tokenizer: Tokenizer, pairs: Seque
             for start in range(0, len(pairs), CHUNK)
         ]
     )
-    measures = [name for scorer in scorers for name in scorer.measures]
+    measures = measures_of(scorers)
     margins = scores[:, 0] - scores[:, 1]
     return {name: tabulate(margins[:, i], numbers, list(paradigms.items())) for i, name in enumerate(measures)}
 
