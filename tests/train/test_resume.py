@@ -76,6 +76,14 @@ def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
     again = run(tmp_path)
     assert (again.step, again.tokens, again.metrics) == (first.step, first.tokens, first.metrics)
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    assert "resuming" not in (tmp_path / "run.log").read_text()
+
+
+def test_a_run_that_resumes_names_its_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        run(tmp_path, session=Budget(amount=11))
+    run(tmp_path)
+    assert "resuming from" in (tmp_path / "run.log").read_text()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

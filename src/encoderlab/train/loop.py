@@ -508,7 +508,8 @@ class _Run:
             self.feed = Feed(self.data.source, state["source"])
             self.validation = state["validation"]
             written = state["metrics_bytes"], state["metrics_sha256"]
-            self.journal.note(f"resuming from {saved}")
+            if not self._is_done():
+                self.journal.note(f"resuming from {saved}")
         self.journal.resume(self.place.step, *written)
 
     def _find(self) -> int:
