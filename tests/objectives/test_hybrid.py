@@ -191,6 +191,8 @@ def test_senseless_pairs_are_refused(vocabulary) -> None:
     convolving = replace(convolving, lm=replace(convolving.lm, next_token=True))
     with pytest.raises(ConfigError, match="set encoder.conv"):
         Hybrid(Model(resized(convolving, conv=small("convbert-tiny").encoder.conv)), HALF, vocabulary)
+    with pytest.raises(ConfigError, match="set model.encoder.causal=false"):
+        Hybrid(reading_the_token_before("bert-tiny", causal=True), HALF, vocabulary)
     with pytest.raises(ConfigError, match="model.pair to false"):
         paired = small("bert-tiny")
         assert paired.lm is not None

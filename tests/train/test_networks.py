@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from encoderlab.config import override
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError
 from encoderlab.interchange import folder as folders
@@ -99,6 +100,24 @@ def assert_taken(model: Model, source: Model, left: tuple[str, ...] = ()) -> Non
 def test_every_family_continues_from_hugging_face(name: str, tmp_path: Path) -> None:
     saved(name, tmp_path / "hf")
     assert_taken(continued(made_of(name), tmp_path / "hf").models()["model"], load(tmp_path / "hf"))
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "warned"),
+    [
+        (True, False, "before it (model.lm.next_token=true); from here on from its own state"),
+        (False, True, "its own state (model.lm.next_token=false); from here on from the state of the token before it"),
+        (True, True, ""),
+    ],
+)
+def test_an_lm_head_that_reads_another_state_is_warned_of(
+    there: bool, here: bool, warned: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = made_of("roberta-tiny")
+    recipes = [replace(made, model=override(made.model, {"lm.next_token": next_token})) for next_token in (there, here)]
+    shaken(Model(fit(recipes[0], tokenizer(made)).model, tokenizer(made))).save(tmp_path / "model")
+    assert_taken(continued(recipes[1], tmp_path / "model").models()["model"], load(tmp_path / "model"))
+    assert warned in caplog.text if warned else not caplog.records
 
 
 @pytest.mark.parametrize("fresh", [False, True])

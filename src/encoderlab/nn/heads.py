@@ -30,7 +30,7 @@ class LM:
     ``transform`` puts a dense map D -> E, an activation (None: that of the layers) and a norm before it.
     ``dense_bias``: whether the dense map has a bias. ``output_bias``: whether b exists. ``next_token``:
     a token is predicted from the state of the token before it, masked or not (GPT-BERT; Charpentier and Samuel, 2024);
-    the first token of a row from its own.
+    the first token of a text from its own.
     """
 
     transform: bool = True

@@ -73,6 +73,8 @@ class Hybrid(Objective):
                 "masked and causal rows share an LM head that reads the state of the token before; "
                 "set model.lm.next_token=true, in a family with one word table"
             )
+        if encoder.causal:
+            raise ConfigError("masked rows need attention to both sides; set model.encoder.causal=false")
         if encoder.conv_branch is not None or encoder.stem_conv is not None:
             raise ConfigError(
                 "convolutions read later tokens, which causal rows must not see; set encoder.conv and "

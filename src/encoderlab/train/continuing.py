@@ -68,10 +68,18 @@ def continuing(config: ModelConfig, source: ModelConfig, name: str) -> ModelConf
     if config.encoder.causal != source.encoder.causal:  # a left-to-right model is a good start for a masked one
         log.warning("%s %s; from here on it %s", name, *(READING[c.encoder.causal] for c in (source, config)))
         kept["causal"] = config.encoder.causal
+    if config.lm is not None and source.lm is not None and not source.encoder.causal:
+        mine, theirs = config.lm.next_token, source.lm.next_token
+        if mine != theirs:
+            log.warning("%s predicts a token %s; from here on %s", name, PREDICTED[theirs], PREDICTED[mine])
     return replace(config, encoder=replace(source.encoder, **kept))
 
 
 READING = {True: "reads from left to right", False: "reads in both directions"}
+PREDICTED = {
+    True: "from the state of the token before it (model.lm.next_token=true)",
+    False: "from its own state (model.lm.next_token=false)",
+}
 
 
 def _architecture(encoder: EncoderConfig) -> EncoderConfig:

@@ -213,6 +213,29 @@ def test_a_head_that_reads_the_token_before_is_asked_both_ways() -> None:
             assert scores[0] == pytest.approx(hidden, abs=1e-3)
 
 
+def reading_the_token_before(name: str, **changes: Any) -> Model:
+    known = model_of(name)
+    assert known.config.lm is not None
+    model = make(replace(known.config, lm=replace(known.config.lm, next_token=True), **changes))
+    model.tokenizer = known.tokenizer
+    return model
+
+
+def test_a_head_that_reads_the_token_before_does_not_read_padding() -> None:
+    """Padding is on the left, and no special token comes before the text."""
+    model = reading_the_token_before("xlnet", mask_vector=False)
+    encoded = model.tokenizer.encode_batch(sentences())  # type: ignore[union-attr]
+    scorer = Masked(model)
+    alone = np.concatenate([scorer([sentence]) for sentence in encoded])
+    np.testing.assert_allclose(scorer(encoded), alone, atol=1e-4)
+
+
+def test_convolutions_have_no_score_from_left_to_right() -> None:
+    """They read later tokens."""
+    (scorer,) = scorers_of(reading_the_token_before("convbert-groups"))
+    assert isinstance(scorer, Masked)
+
+
 @pytest.mark.parametrize("name", ["electra", "deberta-v3"])
 def test_a_discriminator_sums_what_it_holds_for_original(name: str) -> None:
     model = model_of(name)

@@ -6,7 +6,8 @@ A sentence of tokens w_1 ... w_n, without special tokens, is scored by
 - ``pll_word``: the same with the later tokens of its word masked too, so that they do not give it away
   (PLL-word-l2r; Kauf and Ivanova, 2023);
 - ``log_probability``: sum of log p(w_i | earlier tokens), of left-to-right models, and of masked models whose head
-  reads the token before (GPT-BERT), which then see only earlier tokens;
+  reads the token before (GPT-BERT), which then see only earlier tokens. Convolutions would read later ones, so models
+  with them have no such score;
 - ``not_replaced``: sum of log(1 - p(w_i was replaced)), of replaced token detection. It is not a probability of
   the sentence, and comparable only with other detectors.
 
@@ -66,7 +67,9 @@ def scorers_of(model: Model, generator: Model | None = None, *, official: bool =
         scorers.append(LeftToRight(model))
     elif isinstance(predictor.lm, LMHead) and not predictor.config.encoder.causal:
         scorers.append(Masked(predictor, ("pll",) if official else ("pll", "pll_word")))
-        if predictor.config.lm is not None and predictor.config.lm.next_token and not official:
+        config = predictor.config
+        convolves = config.encoder.conv_branch is not None or config.encoder.stem_conv is not None
+        if config.lm is not None and config.lm.next_token and not official and not convolves:
             scorers.append(LeftToRight(predictor))
     if model.rtd is not None and not (official and scorers):
         scorers.append(Detector(model))
