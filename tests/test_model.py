@@ -260,6 +260,9 @@ def test_what_cannot_be_used_says_so(tokenizer: Tokenizer) -> None:
     model = build("electra-tiny", tokenizer=tokenizer, **TINY)
     with pytest.raises(ConfigError, match="without LM head cannot fill masks"):
         model.fill_mask("[MASK]")
+    model = build("bert-tiny", tokenizer=tokenizer, pair=False, **{**TINY, "encoder.causal": True})
+    with pytest.raises(ConfigError, match="left-to-right model cannot fill masks"):
+        model.fill_mask("The [MASK] of a list.")
     model = build("bert-tiny", tokenizer=tokenizer, **TINY)
     with pytest.raises(ConfigError, match=r"has no \[MASK\]"):
         model.fill_mask("The river.")

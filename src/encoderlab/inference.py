@@ -234,6 +234,28 @@ def pooled(states: Tensor, real: Tensor, pooling: Pooling) -> Tensor:
 
 
 @torch.inference_mode()
+def fills_masks(model: Model) -> bool:
+    """Whether a model predicts masked tokens: it has an LM head over the vocabulary, and sees both sides."""
+    return isinstance(model.lm, LMHead) and not model.config.encoder.causal
+
+
+def check_fills_masks(model: Model) -> None:
+    """Refuse a model that predicts no masked tokens.
+
+    Raises:
+        ConfigError: see :func:`fills_masks`.
+    """
+    if model.config.encoder.causal:
+        raise ConfigError(
+            "a left-to-right model cannot fill masks, because it does not see what follows; use a masked model"
+        )
+    if not fills_masks(model):
+        raise ConfigError(
+            f"a model of family {model.config.family} without LM head cannot fill masks; "
+            "use its generator or a pretraining checkpoint"
+        )
+
+
 def fill_mask(
     model: Model,
     text: str,
@@ -252,17 +274,13 @@ def fill_mask(
     between them. If a text is too long for the model, only the part around the masks is read, with a warning.
 
     Raises:
-        ConfigError: the model has no LM head, the text has no mask token or masks too far apart, ``top`` is below 1, or
-            a target is not one token.
+        ConfigError: the model predicts no masked tokens, the text has no mask token or masks too far apart, ``top`` is
+            below 1, or a target is not one token.
     """
     if top < 1:
         raise ConfigError(f"top {top}, expected at least 1 guess for a mask")
     tokenizer = tokenizer_of(model)
-    if not isinstance(model.lm, LMHead):
-        raise ConfigError(
-            f"a model of family {model.config.family} without LM head cannot fill masks; "
-            "use its generator or a pretraining checkpoint"
-        )
+    check_fills_masks(model)
     if not isinstance(text, str):
         raise ConfigError(f"fill_mask got {type(text).__name__}, expected one text; call it for each")
     mask = tokenizer.special.mask

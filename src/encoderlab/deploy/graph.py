@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from encoderlab.errors import ConfigError
-from encoderlab.inference import limit, pooled, reading_apart, tokenizer_of
+from encoderlab.inference import check_fills_masks, limit, pooled, reading_apart, tokenizer_of
 from encoderlab.model import Model
 from encoderlab.nn.encoder import Chosen, States
 from encoderlab.nn.heads import Classification, LMHead, SpanHead, TaggingHead
@@ -58,11 +58,8 @@ def use_of(model: Model, use: Use | Literal["task"] | None = None) -> Use:
         return head.kind
     if use == "task":
         raise ConfigError("the model has no task head; fine-tune it first (encoderlab finetune), or use its states")
-    if use == "fill-mask" and not isinstance(model.lm, LMHead):
-        raise ConfigError(
-            f"a model of family {model.config.family} without LM head cannot fill masks; "
-            "use its generator or a pretraining checkpoint"
-        )
+    if use == "fill-mask":
+        check_fills_masks(model)
     return use or "states"
 
 

@@ -54,7 +54,7 @@ class ModelConfig(Bounded):
         if self.lm is not None and self.lm.next_token and (self.mask_decoder or self.mask_vector):
             raise ConfigError(
                 "a query stream is at the predicted token, but an LM head with next_token reads the one before; "
-                "set lm.next_token to false, or mask_decoder to 0 and mask_vector to false"
+                "set model.lm.next_token to false, or mask_decoder to 0 and mask_vector to false"
             )
         if self.pair and self.pooler is None:
             raise ConfigError(

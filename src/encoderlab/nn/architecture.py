@@ -163,7 +163,7 @@ class EncoderConfig(Bounded):
                 "norm pre_but_first needs an unshared first layer and a norm on the embeddings; set norm to pre, or "
                 "sharing to null and embed_norm to embedding"
             )
-        if self.causal and (self.conv_branch is not None or self.stem_conv is not None):
+        if self.causal and self.convolves:
             raise ConfigError(
                 "convolutions read later tokens, which a left-to-right model must not see; "
                 "set conv and stem_conv to null, or causal to false"
@@ -196,6 +196,11 @@ class EncoderConfig(Bounded):
         (:class:`Bottleneck`).
         """
         return None if isinstance(self.conv, Bottleneck) else self.conv
+
+    @property
+    def convolves(self) -> bool:
+        """Whether there is a convolution, which reads later tokens whatever attention sees."""
+        return self.conv_branch is not None or self.stem_conv is not None
 
     @property
     def attention_width(self) -> int:

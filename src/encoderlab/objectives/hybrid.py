@@ -75,7 +75,7 @@ class Hybrid(Objective):
             )
         if encoder.causal:
             raise ConfigError("masked rows need attention to both sides; set model.encoder.causal=false")
-        if encoder.conv_branch is not None or encoder.stem_conv is not None:
+        if encoder.convolves:
             raise ConfigError(
                 "convolutions read later tokens, which causal rows must not see; set encoder.conv and "
                 "encoder.stem_conv to null, or choose the objective mlm"

@@ -26,7 +26,6 @@ from encoderlab.interchange.load import load
 from encoderlab.messages import silent
 from encoderlab.model import Model
 from encoderlab.nn import kernels
-from encoderlab.nn.heads import LMHead
 from encoderlab.nn.int8 import Int8Weight
 from encoderlab.tasks.data.examples import Choice, Question, TaggedWords, Text
 from encoderlab.tasks.forms.batching import Item, TaskBatch, pack
@@ -154,7 +153,7 @@ class Service:
 
     @property
     def fills_masks(self) -> bool:
-        return self.predictor is None and isinstance(self.model.lm, LMHead)
+        return self.predictor is None and inference.fills_masks(self.model)
 
     @property
     def gives_vectors(self) -> bool:

@@ -68,8 +68,7 @@ def scorers_of(model: Model, generator: Model | None = None, *, official: bool =
     elif isinstance(predictor.lm, LMHead) and not predictor.config.encoder.causal:
         scorers.append(Masked(predictor, ("pll",) if official else ("pll", "pll_word")))
         config = predictor.config
-        convolves = config.encoder.conv_branch is not None or config.encoder.stem_conv is not None
-        if config.lm is not None and config.lm.next_token and not official and not convolves:
+        if config.lm is not None and config.lm.next_token and not official and not config.encoder.convolves:
             scorers.append(LeftToRight(predictor))
     if model.rtd is not None and not (official and scorers):
         scorers.append(Detector(model))
