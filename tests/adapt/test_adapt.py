@@ -26,7 +26,7 @@ from encoderlab.models import FAMILIES, GENERATORS, SIZES
 from encoderlab.models.base import resized
 from encoderlab.train.checks import check
 from tests.hub import hub_of_this_process
-from tests.interchange.tiny_models import same_weights
+from tests.interchange.tiny_models import CONFIGS, same_weights
 from tests.terminal import answer, messages
 
 WORDS = "river stone water light morning house tree bird road wind garden letter table window silver winter".split()
@@ -215,6 +215,17 @@ def test_every_family_trains_with_its_own_objective(name: str) -> None:
         assert recipe.fresh_generator == (expected == "rtd" and generator is None)
         assert recipe.optim.lr <= 3e-4 and recipe.evaluation.best == "loss"
         check(recipe)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("modernbert-tiny", "hybrid"), ("convbert-groups", "mlm")])
+def test_a_head_that_reads_the_token_before_stays_good_both_ways(name: str, kind: str) -> None:
+    config = CONFIGS[name] if name in CONFIGS else resized(SIZES[name], vocab=200)
+    assert config.lm is not None
+    with torch.device("meta"):
+        model = Model(replace(config, lm=replace(config.lm, next_token=True)))
+    recipe = recipe_of(model, None, tokens=1e5, passes=2, seed=1)
+    assert recipe.objective.kind == kind and recipe.model.lm == model.config.lm
+    check(recipe)
 
 
 def test_every_family_has_a_recipe() -> None:

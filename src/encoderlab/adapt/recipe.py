@@ -18,6 +18,7 @@ from encoderlab.model import Model
 from encoderlab.models.base import ModelConfig
 from encoderlab.objectives.causal import CausalSettings
 from encoderlab.objectives.distill import DistillSettings
+from encoderlab.objectives.hybrid import HybridSettings
 from encoderlab.objectives.mlm import MLMSettings
 from encoderlab.objectives.rtd import RTDSettings
 from encoderlab.train.optim import AdamW
@@ -26,6 +27,7 @@ from encoderlab.train.schedule import Polynomial
 
 DROPOUT = 0.1
 WARMUP = 0.06
+CAUSAL = 0.5  # share of rows that are read from left to right, where the head reads the token before, as in small-en
 PATIENCE = 4
 VALIDATIONS = 20
 
@@ -57,6 +59,9 @@ def published(config: ModelConfig) -> Recipe:
         recipe = replace(recipe, objective=MLMSettings(masking=recipe.objective.masking), generator=None)
     if config.encoder.causal and not isinstance(recipe.objective, CausalSettings):
         recipe = replace(recipe, objective=CausalSettings())
+    if isinstance(recipe.objective, MLMSettings) and config.lm is not None and config.lm.next_token:
+        if not config.encoder.convolves:  # otherwise it cannot have read from left to right
+            recipe = replace(recipe, objective=HybridSettings(masking=recipe.objective.masking, causal=CAUSAL))
     return recipe
 
 
