@@ -233,7 +233,6 @@ def pooled(states: Tensor, real: Tensor, pooling: Pooling) -> Tensor:
     return states[torch.arange(len(states), device=states.device), place]
 
 
-@torch.inference_mode()
 def fills_masks(model: Model) -> bool:
     """Whether a model predicts masked tokens: it has an LM head over the vocabulary, and sees both sides."""
     return isinstance(model.lm, LMHead) and not model.config.encoder.causal
@@ -256,6 +255,7 @@ def check_fills_masks(model: Model) -> None:
         )
 
 
+@torch.inference_mode()
 def fill_mask(
     model: Model,
     text: str,
