@@ -46,6 +46,7 @@ from encoderlab.train.recipe import Budget, Evaluation, Phase, Recipe
 
 SHIPPED, SHIPPED_ON = "small-en", "roles"  # the model that comes with the package; one run, because it is larger
 UPDATES = 300  # of a fine-tuning run at least; the default protocol makes more, which takes longer than this may
+PROCESSES = 4  # that fine-tune side by side, each in about a gigabyte of memory
 ABOUT = {  # task: title, what it asks
     "roles": ("Role tags", "Which words are code, and of what kind? The markup is removed."),
     "match": ("Name and description", "Does a description belong to this name, or to another name of the same module?"),
@@ -117,7 +118,7 @@ def walk(chosen: QuickstartPlan, out: Path, seed: int, command: str) -> dict[str
     fills = [fill(fresh, trained, text, answer) for text, answer in blanks(chosen.size, tokenizer)]
 
     say("3  Fine-tuning, with and without pretraining", style="bold")
-    with elsewhere(WorkerOptions(workers=cores()), out, []) as workers:
+    with elsewhere(WorkerOptions(workers=min(cores(), PROCESSES)), out, []) as workers:
         tasks = finetuned(trained, chosen, out, workers)
 
     say("4  Report", style="bold")
