@@ -27,6 +27,7 @@ from encoderlab.nn.heads import (
     Tagging,
     TaggingHead,
     TaskHead,
+    place_before,
 )
 from encoderlab.nn.init import initialize
 from encoderlab.nn.noise import Noise
@@ -142,10 +143,7 @@ class Model(nn.Module):
         :attr:`lm_depth`.
         """
         if self.config.lm is not None and self.config.lm.next_token:
-            before, doc = (chosen.at - 1).clamp(min=0), states.scope.doc
-            if doc is not None:  # a text's first token has none before it, but padding or another text may be there
-                before = torch.where(doc.gather(1, before) == doc.gather(1, chosen.at), before, chosen.at)
-            chosen = chosen._replace(at=before)
+            chosen = chosen._replace(at=place_before(chosen.at, states.scope.doc))
         if self.mask_positions is not None:
             return self.decode_masks(states, chosen, noise)
         return self.encoder.last_at(states, chosen, noise)

@@ -27,7 +27,7 @@ from encoderlab.train.schedule import Polynomial
 
 DROPOUT = 0.1
 WARMUP = 0.06
-CAUSAL = 0.5  # share of rows that are read from left to right, where the head reads the token before, as in small-en
+CAUSAL = 0.5  # share of rows that are read from left to right, where a model predicts both ways, as small-en does
 PATIENCE = 4
 VALIDATIONS = 20
 
@@ -59,9 +59,8 @@ def published(config: ModelConfig) -> Recipe:
         recipe = replace(recipe, objective=MLMSettings(masking=recipe.objective.masking), generator=None)
     if config.encoder.causal and not isinstance(recipe.objective, CausalSettings):
         recipe = replace(recipe, objective=CausalSettings())
-    if isinstance(recipe.objective, MLMSettings) and config.lm is not None and config.lm.next_token:
-        if not config.encoder.convolves:  # otherwise it cannot have read from left to right
-            recipe = replace(recipe, objective=HybridSettings(masking=recipe.objective.masking, causal=CAUSAL))
+    if isinstance(recipe.objective, MLMSettings) and config.reads_both_ways:
+        recipe = replace(recipe, objective=HybridSettings(masking=recipe.objective.masking, causal=CAUSAL))
     return recipe
 
 

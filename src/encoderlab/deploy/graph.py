@@ -18,7 +18,7 @@ from encoderlab.errors import ConfigError
 from encoderlab.inference import check_fills_masks, limit, pooled, reading_apart, tokenizer_of
 from encoderlab.model import Model
 from encoderlab.nn.encoder import Chosen, States
-from encoderlab.nn.heads import Classification, LMHead, SpanHead, TaggingHead
+from encoderlab.nn.heads import Classification, LMHead, SpanHead, TaggingHead, place_before
 from encoderlab.nn.kernels.operation import exporting
 from encoderlab.nn.positions import Rotary
 from encoderlab.tasks.forms.base import takes_means
@@ -195,9 +195,7 @@ class Graph(nn.Module):
         else:
             last = encoder(ids, **inputs).last
         if model.config.lm is not None and model.config.lm.next_token:
-            before = (at - 1).clamp(min=0)
-            before = torch.where(doc.gather(1, before) >= 0, before, at)  # a row's first token has none before it
-            last = last.gather(1, before[..., None].expand_as(last))
+            last = last.gather(1, place_before(at, doc)[..., None].expand_as(last))
         return model.lm(last, model.words).float()
 
     def _spans(self, states: States, doc: Tensor, p_mask: Tensor | None) -> tuple[Tensor, ...]:

@@ -61,6 +61,13 @@ class ModelConfig(Bounded):
                 "the pair head needs a pooler, and there is no pooler; set pooler to {}, or pair to false"
             )
 
+    @property
+    def reads_both_ways(self) -> bool:
+        """Whether the model predicts masked tokens and, of a text read from left to right, the next one (GPT-BERT).
+        Convolutions would read later tokens.
+        """
+        return self.lm is not None and self.lm.next_token and not self.encoder.causal and not self.encoder.convolves
+
 
 @dataclass(frozen=True, kw_only=True)
 class Family:

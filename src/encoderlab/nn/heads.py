@@ -40,6 +40,16 @@ class LM:
     next_token: bool = False
 
 
+def place_before(at: Tensor, doc: Tensor | None) -> Tensor:
+    """The places before ``at`` (B, T), which an LM head with ``next_token`` reads. The first token of a text has none
+    before it, but perhaps padding or another text, so its own place is taken.
+
+    ``doc`` (B, L) are the documents of the rows, -1 for padding; None if each row is one text.
+    """
+    before = (at - 1).clamp(min=0)
+    return before if doc is None else torch.where(doc.gather(1, before) == doc.gather(1, at), before, at)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
     """ModernBERT's prediction head, which precedes the last map of every task: dense map D -> D, activation, norm.

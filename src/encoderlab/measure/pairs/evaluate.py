@@ -105,7 +105,7 @@ def score_pairs(
     """Scores of the acceptable and of the other sentence of each pair by every measure: (n, 2, measures) float64.
 
     ``fused`` is the sum of ``pll`` and ``log_probability`` (GPT-BERT; Charpentier and Samuel, 2024). With
-    ``length_power`` a each score is divided by (number of its tokens)^a, as ZhoBLiMP's SLLN-LP.
+    ``length_power`` a, each score is divided by (number of its tokens)^a, as ZhoBLiMP's SLLN-LP.
     """
     sentences = [sentence for pair in tokens for sentence in pair]
     scores = np.concatenate([scorer(sentences) for scorer in scorers], axis=1)

@@ -28,9 +28,17 @@ from torch import Tensor
 from encoderlab.batches.batch import Batch
 from encoderlab.corpus.tokenizer import Encoding, Tokenizer
 from encoderlab.errors import ConfigError
-from encoderlab.inference import batch_tokens, batches, evaluating, reading_apart, states_at_masks, tokenizer_of
+from encoderlab.inference import (
+    batch_tokens,
+    batches,
+    evaluating,
+    fills_masks,
+    reading_apart,
+    states_at_masks,
+    tokenizer_of,
+)
 from encoderlab.model import Model
-from encoderlab.nn.heads import AdaptiveLMHead, LMHead
+from encoderlab.nn.heads import AdaptiveLMHead
 from encoderlab.nn.positions import document_starts
 
 Measure = Literal["pll", "pll_word", "log_probability", "not_replaced"]
@@ -65,10 +73,9 @@ def scorers_of(model: Model, generator: Model | None = None, *, official: bool =
     scorers: list[Scorer] = []
     if model.config.encoder.causal and model.lm is not None:
         scorers.append(LeftToRight(model))
-    elif isinstance(predictor.lm, LMHead) and not predictor.config.encoder.causal:
+    elif fills_masks(predictor):
         scorers.append(Masked(predictor, ("pll",) if official else ("pll", "pll_word")))
-        config = predictor.config
-        if config.lm is not None and config.lm.next_token and not official and not config.encoder.convolves:
+        if predictor.config.reads_both_ways and not official:
             scorers.append(LeftToRight(predictor))
     if model.rtd is not None and not (official and scorers):
         scorers.append(Detector(model))
