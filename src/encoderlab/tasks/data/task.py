@@ -107,7 +107,7 @@ class Task:
         paths = next(self._candidates(data, split), None)
         if paths is not None:
             return paths
-        patterns = self.files.get(split, ())
+        patterns = dict.fromkeys(self.files.get(split, ()))
         where = ", ".join([str(data), *(str(data / name) for name in self.folders)])
         raise DataError(
             f"{self.name}: no {split} file ({' or '.join(patterns) or 'the task has none'}) in {where}; "
