@@ -18,6 +18,7 @@ from encoderlab.cli import main
 from encoderlab.errors import ConfigError, DataError, Diverged
 from encoderlab.execution.local import Ended, Job
 from encoderlab.files import finite
+from encoderlab.interchange.load import load
 from encoderlab.measure.pairs.evaluate import survey
 from encoderlab.sealed import write_record
 from encoderlab.study import cell
@@ -309,6 +310,19 @@ def test_a_dry_run_prints_every_run_and_writes_nothing(place: Path, capsys: pyte
     assert found["runs"] == 2 * 2 * (2 + 2) and found["flops"] == pytest.approx(2 * 3e9 * (2 + 2 * 0.5))
     assert sorted(place.iterdir()) == before
     assert main(["study", str(path)]) == 2 and "needs --out" in capsys.readouterr().err
+
+
+def test_a_teacher_counts_where_validations_are_spread_and_a_common_setting_warns_once(
+    place: Path, whole: tuple[dict[str, Any], str, list[str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    teacher = place / "whole" / whole[0]["cells"][0]["name"]
+    distilled = {**SMALL["set"], "objective": {"kind": "distill", "teacher": str(teacher)}}
+    plan = StudyPlan.read(written(place, budget={"flops": 1e13}, set=distilled, tune=None))
+    recipe = plan.recipe("few", 1e13, 1)
+    both, alone = (int(1e13 / recipe.operations(32, config) / 128) for config in (load(teacher).config, None))
+    assert recipe.evaluation.every == both // plan_module.VALIDATIONS < alone // plan_module.VALIDATIONS
+    warnings = [line for line in caplog.messages if line.startswith("set: objective.kind changes")]
+    assert warnings and len(set(warnings)) == len(warnings)
 
 
 def test_nodes_of_a_cluster_must_see_the_corpora_and_the_data(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,9 +40,7 @@ def estimate(recipe: Recipe) -> Estimate:
     precision with our kernels. A distillation's teacher counts if the recipe names its folder.
     """
     networks = {"model": recipe.model} | ({} if recipe.generator is None else {"generator": recipe.generator})
-    teacher = None
-    if isinstance(recipe.objective, DistillSettings) and recipe.objective.teacher:
-        teacher = load(recipe.objective.teacher).config
+    teacher = teacher_of(recipe)
     counted = networks | ({} if teacher is None else {"teacher": teacher})
     parameters = {name: count_parameters(config)["total"] for name, config in counted.items()}
     memory = max(
@@ -62,6 +60,12 @@ def estimate(recipe: Recipe) -> Estimate:
         rate=rate,
         seconds=recipe.budget.amount * 3600 if flops_of_all is None else flops_of_all / (SHARE * rate),
     )
+
+
+def teacher_of(recipe: Recipe) -> ModelConfig | None:
+    """The configuration of a distillation's teacher; None without one. Reads the model."""
+    objective = recipe.objective
+    return load(objective.teacher).config if isinstance(objective, DistillSettings) and objective.teacher else None
 
 
 def _work(recipe: Recipe, teacher: ModelConfig | None) -> tuple[float, float | None]:

@@ -14,7 +14,7 @@ from encoderlab.config import flatten, override, to_dict
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.measure.estimate import Estimate, estimate
+from encoderlab.measure.estimate import Estimate, estimate, teacher_of
 from encoderlab.measure.pairs.evaluate import survey
 from encoderlab.measure.pairs.reading import find
 from encoderlab.measure.pairs.scorers import scorers_of
@@ -72,12 +72,13 @@ class StudyPlan:
     @cached_property
     def _recipes(self) -> dict[str, Recipe]:
         """The recipe of every arm at the largest budget, before tuning."""
-        study, by_arm = self.study, {}
+        study, common, by_arm = self.study, {}, {}
         budget = Budget(amount=study.amounts[-1], unit=study.unit)
         for name, arm in self.arms.items():
-            recipe = recipes.recipe(arm.recipe or study.recipe or "").for_budget(budget)
-            for where, fields in (("set", study.set), (f"arm {name!r}", arm.set)):
-                recipe = override(recipe, flatten(fields), where=where)
+            base = arm.recipe or study.recipe or ""
+            if base not in common:  # so that it warns once, not for every arm
+                common[base] = override(recipes.recipe(base).for_budget(budget), flatten(study.set), where="set")
+            recipe = override(common[base], flatten(arm.set), where=f"arm {name!r}")
             by_arm[name] = replace(recipe, budget=budget)
         return by_arm
 
@@ -93,16 +94,23 @@ class StudyPlan:
         if value is not None and tune is not None:
             recipe = override(recipe, {tune.field: value}, where="tune")
         if "evaluation.every" not in {*flatten(self.study.set), *flatten(self.arms[arm].set)}:
-            every = max(1, self._steps(recipe) // VALIDATIONS)
+            every = max(1, self._steps(arm, recipe) // VALIDATIONS)
             recipe = replace(recipe, evaluation=replace(recipe.evaluation, every=every))
         return recipe
 
-    def _steps(self, recipe: Recipe) -> int:
+    @cached_property
+    def _operations(self) -> dict[str, float]:
+        """FLOPs per token of every arm in its first phase."""
+        return {
+            arm: recipe.operations(recipe.phases[0].length, teacher_of(recipe)) for arm, recipe in self._recipes.items()
+        }
+
+    def _steps(self, arm: str, recipe: Recipe) -> int:
         """The approximate number of steps in the budget; if unknown, the usual distance of validations."""
         phase = recipe.phases[0]
         unit, amount = recipe.budget.unit, recipe.budget.amount
         if unit == "flops":
-            amount /= max(recipe.operations(phase.length, None), 1.0)
+            amount /= max(self._operations[arm], 1.0)
         if unit == "hours":
             return VALIDATIONS * recipe.evaluation.every
         return int(amount if unit == "steps" else amount / (phase.rows * phase.length))
