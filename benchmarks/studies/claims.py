@@ -45,7 +45,7 @@ With learned positions, masked models of this size stay at the frequencies of to
 at 3e13 FLOPs, where Transformer-XL's relative positions reach 4.8. There is little to compare at that stage. So all
 arms of the study of objectives have relative positions, and those of masks, ELECTRA, ConvBERT, DistilBERT and norms
 rotary ones and no dropout. The architectures, sentence pairs, static masks and ALBERT's sharing still have those of
-their papers, so positions part the architectures more than objectives do. DistilBERT's teacher is small-en, and its
+their papers, so the losses of architectures differ here mostly by positions. DistilBERT's teacher is small-en, and its
 forward pass counts.
 
 **Effect**: the mean difference over seeds, positive if the claim is right, with its 95% interval; of losses in nats, of

@@ -270,6 +270,13 @@ def test_the_page_is_whole(whole: tuple[dict[str, Any], str, list[str]]) -> None
         ({"measures": [{"kind": "finetune", "task": "colla", "data": "."}]}, "colla"),
         ({"measures": [{"kind": "glue"}]}, "unknown kind 'glue'"),
         ({"arms": {"few": {"set": {"model.lm": None}}}}, "arm 'few' at 4 steps: .*LM head"),
+        (
+            {
+                "budget": {"flops": 1e9},
+                "arms": {"few": {"set": {"objective": {"kind": "distill", "teacher": "absent"}}}},
+            },
+            "arm 'few': absent: no such file",
+        ),
     ],
 )
 def test_a_study_that_cannot_run_is_refused_before_any_work(

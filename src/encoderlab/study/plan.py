@@ -101,9 +101,11 @@ class StudyPlan:
     @cached_property
     def _operations(self) -> dict[str, float]:
         """FLOPs per token of every arm in its first phase."""
-        return {
-            arm: recipe.operations(recipe.phases[0].length, teacher_of(recipe)) for arm, recipe in self._recipes.items()
-        }
+        costs = {}
+        for arm, recipe in self._recipes.items():
+            with _named(f"arm {arm!r}"):  # a teacher may be missing
+                costs[arm] = recipe.operations(recipe.phases[0].length, teacher_of(recipe))
+        return costs
 
     def _steps(self, arm: str, recipe: Recipe) -> int:
         """The approximate number of steps in the budget; if unknown, the usual distance of validations."""
