@@ -78,3 +78,19 @@ def test_counts_show_the_first_and_the_last_of_each_kind(
         display.count("shards", done, None)
     lines = capsys.readouterr().err.splitlines()
     assert lines == ["corpus: documents 0 of 1,000", "corpus: documents 1,000 of 1,000", "corpus: shards 7"]
+
+
+def test_an_overview_says_a_plain_line_when_it_changed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    display = Display("finetune")
+    for second in range(60):
+        now[0] = float(second)
+        display.overview(0, 2, {"seed 1": (0.01 * (second // 30), "step 3")} if second >= 15 else {})
+    assert capsys.readouterr().err.splitlines() == [
+        "finetune: 0 of 2 runs",
+        "finetune: 0 of 2 runs; seed 1 0%",
+        "finetune: 0 of 2 runs; seed 1 1%",
+    ]

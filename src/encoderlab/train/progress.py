@@ -39,7 +39,7 @@ class Display:
 
     def __init__(self, title: str, *, visible: bool = True) -> None:
         self.title, self.visible = title, visible
-        self._named, self._shown = set[str](), -PLAIN_SECONDS
+        self._named, self._shown, self._text = set[str](), -PLAIN_SECONDS, ""
         self._bar: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         if visible and sys.stderr.isatty() and not os.environ.get("CI"):
@@ -64,14 +64,16 @@ class Display:
         self._show(f"{self.title}: {what}", text, done, total, plain=f"{self.title}: {what} {text}")
 
     def overview(self, done: int, begun: int, running: Mapping[str, tuple[float, str]]) -> None:
-        """Show how many started runs are done, and for each running one its share and its facts."""
+        """Show how many started runs are done, and for each running one its share and its facts.
+
+        The same plain line is not printed twice.
+        """
         count = f"{done:,} of {begun:,} runs"
         if self._bar is None:
-            if time.monotonic() - self._shown >= PLAIN_SECONDS:
-                self._shown = time.monotonic()
-                self.say(
-                    "; ".join([f"{self.title}: {count}", *(f"{name} {one[0]:.0%}" for name, one in running.items())])
-                )
+            text = "; ".join([f"{self.title}: {count}", *(f"{name} {one[0]:.0%}" for name, one in running.items())])
+            if text != self._text and time.monotonic() - self._shown >= PLAIN_SECONDS:
+                self._shown, self._text = time.monotonic(), text
+                self.say(text)
             return
         for name in [name for name in self._tasks if name not in running and name != self.title]:
             self._bar.remove_task(self._tasks.pop(name))
