@@ -41,7 +41,7 @@ def _digest(key: tuple[int | str, ...], size: int) -> bytes:
     digest = hashlib.blake2b(digest_size=size)
     for part in key:
         if isinstance(part, str):
-            text = part.encode()
+            text = part.encode(errors="surrogatepass")  # JSON may hold half of a surrogate pair
             digest.update(b"s" + struct.pack("<q", len(text)) + text)
         else:
             digest.update(b"i" + struct.pack("<q", int(part)))

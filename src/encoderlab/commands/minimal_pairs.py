@@ -88,6 +88,9 @@ def minimal_pairs(
         raise ConfigError("--scoring babylm gives the official numbers, which are those of fp32; leave out --precision")
     if not 0 <= length_power <= 1:
         raise ConfigError(f"--length-power {length_power}, expected a number from 0 to 1")
+    for place in data:  # the scores would be read as pairs next time
+        if out is not None and place.is_dir() and out.resolve().is_relative_to(place.resolve()):
+            raise ConfigError(f"--out {out}: is inside {place}, which is read; give another --out")
     files = find(data)
     loaded = load_pair(model)
     digests = [weights_hash(one) for one in loaded if one is not None]

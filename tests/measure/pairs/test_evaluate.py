@@ -182,12 +182,22 @@ def test_what_cannot_be_scored_is_refused(place: Path, tmp_path: Path, capsys: p
         ([model, data, "--length-power", "2"], 2, "expected a number from 0 to 1"),
         ([model, str(tmp_path / "absent")], 3, "no such file or folder"),
         ([str(tmp_path), data], 3, "has no config.json"),
+        ([model, data, "--out", f"{data}/scores.jsonl"], 2, "is inside"),  # it would be read as pairs next time
+        ([model, data, f"{data}/../pairs"], 3, "given twice"),
     ):
         assert main(["minimal-pairs", *words]) == code
         assert message in " ".join(capsys.readouterr().err.split())
     (tmp_path / "nothing.txt").write_text("\x00 \x01\nword\n")
     assert main(["minimal-pairs", model, str(tmp_path / "nothing.txt")]) == 3
     assert "nothing.txt:1: a sentence without tokens" in capsys.readouterr().err
+
+
+def test_a_paradigm_may_be_called_anything(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "halves.jsonl"
+    path.write_text('{"good": "a \\ud83d", "bad": "b", "UID": "\\udc00 [red]"}\n')
+    assert main(["minimal-pairs", str(place / "model"), str(path), "--out", str(tmp_path / "scores.jsonl")]) == 0
+    assert "[red]" in capsys.readouterr().out
+    assert json.loads((tmp_path / "scores.jsonl").read_text())["UID"] == "\udc00 [red]"
 
 
 def test_baselines_are_mixtures_of_relative_frequencies(place: Path) -> None:

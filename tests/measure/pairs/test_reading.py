@@ -87,6 +87,8 @@ def test_the_files_of_a_folder(tmp_path: Path) -> None:
         find([tmp_path / "empty"])
     with pytest.raises(DataError, match="no such file or folder"):
         find([tmp_path / "absent"])
+    with pytest.raises(DataError, match=r"c.csv: given twice, so its pairs would count twice"):
+        find([tmp_path, tmp_path / "deep" / ".." / "deep" / "c.csv"])
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=40), st.integers(1, 30))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +36,7 @@ def find(places: Sequence[Path]) -> list[Path]:
     """The files of pairs in files and folders, each folder's in the order of their names.
 
     Raises:
-        DataError: no such file, or a folder without files of pairs.
+        DataError: no such file, a folder without files of pairs, or a file that is given twice.
     """
     paths: list[Path] = []
     for place in places:
@@ -46,6 +48,9 @@ def find(places: Sequence[Path]) -> list[Path]:
         if not inside:
             raise DataError(f"{place}: has no file of pairs ({', '.join(KINDS)}); give a folder with such files")
         paths += inside
+    times = Counter(os.path.abspath(path) for path in paths)
+    if twice := next((path for path in paths if times[os.path.abspath(path)] > 1), None):
+        raise DataError(f"{twice}: given twice, so its pairs would count twice; give each file once")
     return paths
 
 
