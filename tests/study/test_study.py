@@ -269,6 +269,17 @@ def test_the_page_is_whole(whole: tuple[dict[str, Any], str, list[str]]) -> None
         ({"measures": [{"kind": "pairs", "data": ["absent.txt"]}]}, "absent.txt: no such file"),
         ({"measures": [{"kind": "finetune", "task": "colla", "data": "."}]}, "colla"),
         ({"measures": [{"kind": "glue"}]}, "unknown kind 'glue'"),
+        ({"measures": [{"kind": "pairs", "data": []}]}, "measures.0.data is .*; give at least 1 entry"),
+        ({"measures": [{"kind": "finetune", "task": "cola", "data": ".", "name": "../a"}]}, "measure '../a'"),
+        (
+            {"measures": [{"kind": "finetune", "task": "cola", "data": ".", "name": name} for name in ("a b", "a_b")]},
+            "'a b', 'a_b'. differ only in spaces",
+        ),
+        ({"arms": {"\U0001f600" * 80: {}}}, "name a folder"),
+        ({"set": {**SMALL["set"], "seed": 7}}, "arm 'few' sets 'seed', which every run has from 'seeds'; leave it out"),
+        ({"vary": {"budget.amount": [2, 4]}}, "arm 'few amount=2' sets 'budget.amount', which every run has from"),
+        ({"tune": {"field": "seed"}}, "tune sets 'seed'"),
+        ({"margins": {"loss": -0.1}}, "margins is -0.1; give at least 0"),
         ({"arms": {"few": {"set": {"model.lm": None}}}}, "arm 'few' at 4 steps: .*LM head"),
         (
             {
@@ -299,6 +310,29 @@ def test_minimal_pairs_are_read_once_for_arms_with_one_tokenizer(place: Path, mo
     assert len(read_for) == len(set(read_for)) == 2
 
 
+def test_names_that_look_like_numbers_are_names(place: Path) -> None:
+    arms = {"1e-3": {"set": {"optim.lr": "1e-3"}}, "1e-4": {"set": {"optim.lr": "1e-4"}}}
+    claims = [{"better": "1e-4", "than": "1e-3"}]
+    study, found = read(written(place, arms=arms, baseline="1e-3", claims=claims, budget={"steps": "1e1"}))
+    assert study.baseline == "1e-3" and study.claims[0].better == "1e-4" and study.amounts == (10,)
+    assert found["1e-4"].set == {"optim.lr": 1e-4}
+
+
+def test_a_claim_by_bits_per_byte_is_tested_and_one_that_is_named_twice_once(place: Path) -> None:
+    arms = {"few": None, "fast": {"set": {"optim.lr": 0.01}}}
+    claim = {"better": "fast", "than": "few"}
+    plan = StudyPlan.read(written(place, measures=[], tune=None, arms=arms))
+    execute = InProcess()
+    assert [one.by for one in run(plan, place / "bits", execute).comparisons] == ["loss"]
+    for claims, compared in (
+        ([{**claim, "by": "bits per byte"}], ["bits per byte"]),
+        ([claim, claim, {**claim, "by": "loss"}], ["loss"]),
+    ):
+        plan = StudyPlan.read(written(place, measures=[], tune=None, arms=arms, claims=claims))
+        assert [one.by for one in run(plan, place / "bits", execute).comparisons] == compared
+    assert len(execute.done) == 4
+
+
 def test_what_varies_is_combined(place: Path) -> None:
     path = written(place, vary={"optim.lr": ["1e-3", 0.01], "model.encoder.layers": [1, 2]})
     _, arms = read(path)
@@ -306,6 +340,21 @@ def test_what_varies_is_combined(place: Path) -> None:
     assert arms["many lr=0.01 layers=2"].set == {
         "objective.masking.rate": 0.4, "optim.lr": 0.01, "model.encoder.layers": 2,
     }  # fmt: skip
+
+
+def test_options_of_one_kind_are_told_apart(place: Path) -> None:
+    masks = [{"kind": "bert", "rate": 0.15}, {"kind": "bert", "rate": 0.4}]
+    _, arms = read(written(place, arms={}, vary={"objective.masking": masks}))
+    assert list(arms) == ["masking=bert-rate-0.15", "masking=bert-rate-0.4"]
+    _, arms = read(written(place, arms={}, vary={"objective.masking": [masks[0], {"kind": "span"}]}))
+    assert list(arms) == ["masking=bert", "masking=span"]
+    with pytest.raises(ConfigError, match="two arms are called 'masking=bert-rate-0.15'"):
+        read(written(place, arms={}, vary={"objective.masking": [masks[0], masks[0]]}))
+
+
+def test_an_entry_of_a_list_can_be_tuned(place: Path) -> None:
+    plan = StudyPlan.read(written(place, tune={"field": "phases.0.rows", "factors": [1, 2]}))
+    assert [cell.recipe.phases[0].rows for cell in plan.trials] == [4, 8, 4, 8]
 
 
 def test_a_dry_run_prints_every_run_and_writes_nothing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,7 @@ from encoderlab.measure.pairs.scorers import scorers_of
 from encoderlab.measure.runs import RunRecord, asked, read_run
 from encoderlab.model import count_parameters
 from encoderlab.sealed import write_record
-from encoderlab.study.file import Finetune, Measure, Pairs, Probe
+from encoderlab.study.file import Finetune, Measure, Pairs, Probe, folder_name
 from encoderlab.study.plan import task_fields
 from encoderlab.tasks.data import suites
 from encoderlab.tasks.data.splits import usable_splits
@@ -122,7 +122,7 @@ def _finetuned(measure: Finetune, base: Path, folder: Path, out: Path) -> tuple[
         load(folder),
         task,
         splits,
-        out / measure.title.replace(" ", "_"),
+        out / folder_name(measure.title),
         adjust=lambda recipe: at_point(recipe, fields, where=measure.title),
         say=log.info,
     )

@@ -7,13 +7,17 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from encoderlab.config import Bounded, Count, Positive, PositiveShare, from_dict, read_file
+from pydantic import Field
+
+from encoderlab.config import Bounded, Count, NonNegative, Positive, PositiveShare, flatten, from_dict, read_file
 from encoderlab.errors import ConfigError, nearest
 
 Unit = Literal["steps", "tokens", "flops", "hours"]
 UNITS: tuple[Unit, ...] = get_args(Unit)
+LONGEST = 255  # bytes of a folder's name
+TEXTS = ("name", "corpus", "recipe", "baseline", "claims")  # keys of a study without numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +55,7 @@ class Pairs(Bounded):
 
     kind: Literal["pairs"] = "pairs"
     name: str = "minimal pairs"
-    data: tuple[str, ...]
+    data: Annotated[tuple[str, ...], Field(min_length=1)]
     size: Count | None = None
 
     @property
@@ -141,7 +145,7 @@ class Study(Bounded):
     measures: tuple[Measure, ...] = ()
     baseline: str | None = None
     claims: tuple[Claim, ...] = ()
-    margins: dict[str, float] = field(default_factory=dict)
+    margins: dict[str, NonNegative] = field(default_factory=dict)
     threads: Count = 1
 
     @property
@@ -171,12 +175,14 @@ def read(path: Path) -> tuple[Study, dict[str, Arm]]:
         ConfigError: a key is wrong.
     """
     where = str(path)
-    study = from_dict(Study, _with_numbers(read_file(path)), where=where)
+    data = {key: value if key in TEXTS else _with_numbers(value) for key, value in read_file(path).items()}
+    study = from_dict(Study, data, where=where)
     _check_budget(study, where)
     seeds = study.seed_numbers
     if not seeds or len(set(seeds)) < len(seeds):
         raise ConfigError(f"{where}: seeds {study.seeds}, expected at least 1 seed, each once")
     arms = _arms(study, where)
+    _check_fields(study, arms, where)
     for name in [study.baseline, *(name for claim in study.claims for name in (claim.better, claim.than))]:
         if name is not None and name not in arms:
             raise ConfigError(f"{where}: there is no arm {name!r}{nearest(name, arms)}")
@@ -186,6 +192,11 @@ def read(path: Path) -> tuple[Study, dict[str, Arm]]:
     known = ("loss", "bits per byte", *titles)
     if len(set(known)) < len(known):
         raise ConfigError(f"{where}: measures {titles}: give each a name of its own, not loss or bits per byte")
+    folders = [measure.title for measure in study.measures if isinstance(measure, Finetune)]
+    for title in folders:
+        _check_folder("measure", title, where)
+    if len({folder_name(title) for title in folders}) < len(folders):
+        raise ConfigError(f"{where}: measures {folders} differ only in spaces; give each a name of its own")
     for name in (*study.margins, *(claim.by for claim in study.claims if claim.by)):
         if name not in known:
             raise ConfigError(f"{where}: there is no measure {name!r}{nearest(name, known)}")
@@ -228,9 +239,10 @@ def _arms(study: Study, where: str) -> dict[str, Arm]:
             raise ConfigError(f"{where}: vary.{path} is {values!r}, expected a list of values")
     labels = _labels(list(study.vary))
     combined: dict[str, Arm] = {}
-    for values in itertools.product(*study.vary.values()):
-        word = " ".join(f"{labels[path]}={_short(value)}" for path, value in zip(study.vary, values, strict=True))
-        fields = dict(zip(study.vary, values, strict=True))
+    named = [list(zip(_short_names(values), values, strict=True)) for values in study.vary.values()]
+    for chosen in itertools.product(*named):
+        word = " ".join(f"{labels[path]}={name}" for path, (name, _) in zip(study.vary, chosen, strict=True))
+        fields = {path: value for path, (_, value) in zip(study.vary, chosen, strict=True)}
         for name, arm in (arms or {"": Arm()}).items():
             title = " ".join(filter(None, (name, word)))
             if title in combined:
@@ -240,15 +252,36 @@ def _arms(study: Study, where: str) -> dict[str, Arm]:
         combined = arms
     if not combined or combined == {"": Arm()}:
         raise ConfigError(f"{where}: nothing to compare; give arms, or fields that vary")
-    if len({name.replace(" ", "_") for name in combined}) < len(combined):
+    if len({folder_name(name) for name in combined}) < len(combined):
         raise ConfigError(f"{where}: arms {list(combined)} differ only in spaces; give each a name of its own")
     for name, arm in combined.items():
-        if not re.fullmatch(r"[^/\\\x00-\x1f.][^/\\\x00-\x1f]{0,79}", name) or name != name.strip():
-            raise ConfigError(f"{where}: arm {name!r}: give a name of 1 to 80 letters that can name a folder")
+        _check_folder("arm", name, where)
         for missing in ("recipe", "corpus"):
             if getattr(arm, missing) is None and getattr(study, missing) is None:
                 raise ConfigError(f"{where}: arm {name!r} has no {missing}; give it one, or one for the study")
     return combined
+
+
+def folder_name(name: str) -> str:
+    """The folder of an arm or a measure."""
+    return name.replace(" ", "_")
+
+
+def _check_folder(what: str, name: str, where: str) -> None:
+    letters = r"[^/\\\x00-\x1f\ud800-\udfff]"
+    fits = re.fullmatch(rf"(?!\.){letters}{{1,80}}", name) and name == name.strip()
+    if not fits or len(name.encode()) > LONGEST:
+        raise ConfigError(f"{where}: {what} {name!r}: give a name of 1 to 80 letters that can name a folder")
+
+
+def _check_fields(study: Study, arms: Mapping[str, Arm], where: str) -> None:
+    """Refuse fields of recipes that the study itself gives to every run."""
+    fields = {f"arm {name!r}": flatten({**study.set, **arm.set}) for name, arm in arms.items()}
+    fields["tune"] = {study.tune.field: None} if study.tune else {}
+    for what, paths in fields.items():
+        for path in paths:
+            if own := {"seed": "seeds", "budget": "budget"}.get(path.partition(".")[0]):
+                raise ConfigError(f"{where}: {what} sets {path!r}, which every run has from {own!r}; leave it out")
 
 
 def _labels(paths: Sequence[str]) -> dict[str, str]:
@@ -263,10 +296,17 @@ def _labels(paths: Sequence[str]) -> dict[str, str]:
     return labels
 
 
-def _short(value: Any) -> str:
-    """A value as part of a name."""
+def _short_names(values: Sequence[Any]) -> list[str]:
+    """Values of a field as parts of names; options of one kind are told apart by their fields."""
+    names = [_short(value) for value in values]
+    return names if len(set(names)) == len(names) else [_short(value, whole=True) for value in values]
+
+
+def _short(value: Any, *, whole: bool = False) -> str:
     if isinstance(value, Mapping):
-        return str(value.get("kind", "-".join(f"{k}-{_short(v)}" for k, v in value.items())))
+        if "kind" in value and not whole:
+            return str(value["kind"])
+        return "-".join(str(item) if key == "kind" else f"{key}-{_short(item)}" for key, item in value.items())
     if isinstance(value, list):
         return "+".join(map(_short, value))
     return f"{value:g}" if isinstance(value, float) else re.sub(r"[^\w.\-]", "-", str(value))

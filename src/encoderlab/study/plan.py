@@ -135,7 +135,10 @@ class StudyPlan:
         """The value of the tuned field in an arm's recipe."""
         assert self.study.tune is not None
         recipe = self.recipe(arm, self.study.amounts[0], 1)
-        value = flatten(to_dict(recipe)).get(self.study.tune.field)
+        value = to_dict(recipe)
+        for part in self.study.tune.field.split("."):
+            inside = dict(enumerate(value)) if isinstance(value, list) else value
+            value = inside.get(int(part) if part.isdecimal() else part) if isinstance(inside, dict) else None
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not value:
             raise ConfigError(
                 f"arm {arm!r}: tune.field {self.study.tune.field!r} is {value!r}, expected a number above 0"

@@ -107,7 +107,17 @@ class Results:
         baseline = study.baseline or next(iter(self.plan.arms))
         others = [arm for arm in self.plan.arms if arm != baseline]
         claims = study.claims or tuple(Claim(better=arm, than=baseline) for arm in others)
-        return [(one.better, one.than, by) for one in claims for by in ([one.by] if one.by else self.measures)]
+        every = ((one.better, one.than, by) for one in claims for by in self._measures_of(one))
+        return list(dict.fromkeys(every))  # one that is named twice is one test
+
+    def _measures_of(self, claim: Claim) -> list[str]:
+        """The measure that a claim names, or every one; bits per byte are the loss in other units, not another
+        comparison, where losses can be compared.
+        """
+        if claim.by:
+            return [claim.by]
+        twice = "loss" in self.measures and self._obstacle(claim.better, claim.than, "loss") is None
+        return [name for name in self.measures if not (twice and name == "bits per byte")]
 
     def _obstacle(self, one: str, two: str, measure: str) -> str | None:
         """Why losses of two arms cannot be compared; None if they can.
@@ -140,8 +150,6 @@ class Results:
         """All comparisons that share at least one seed, corrected as one family."""
         compared = []
         for better, than, by in self._claims:
-            if by == "bits per byte" and self._obstacle(better, than, "loss") is None:
-                continue  # the loss in other units: not another comparison
             if self._obstacle(better, than, by):
                 continue
             for amount in self.plan.study.amounts:
