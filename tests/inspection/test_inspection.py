@@ -126,11 +126,41 @@ def test_texts(tmp_path: Path) -> None:
     (tmp_path / "t.conllu").write_text(rows.replace("\t2\tdet", "\t7\tdet"))
     with pytest.raises(DataError, match="depends on word 7 of 2"):
         sentences(str(tmp_path / "t.conllu"), 5)
+    (tmp_path / "t.conllu").write_text(rows.replace("\tcat\t", "\t10\u00a0000\t"))
+    (sentence,) = sentences(str(tmp_path / "t.conllu"), 5)
+    assert sentence.text == "the 10000"
+    (tmp_path / "t.conllu").write_text(rows.replace("\tcat\t", "\t\t"))
+    with pytest.raises(DataError, match=r"t.conllu, line 4: the word is '', expected letters"):
+        sentences(str(tmp_path / "t.conllu"), 5)
     (tmp_path / "t.conllu").write_text("1\tthe\n")
     with pytest.raises(DataError, match=r"t.conllu, line 1: has 2 columns"):
         sentences(str(tmp_path / "t.conllu"), 5)
     with pytest.raises(DataError, match="empty"):
         sentences(" ", 1)
+
+
+def test_a_tree_of_one_word_has_one_word() -> None:
+    """Without white space the tokenizer's words are taken, here three, of which the tree knows one."""
+    (read,) = attention(model(), ["don't"])
+    assert read.words.tolist() == [-1, 0, 0, 0, 1, 2, -1]
+    counted = Patterns(len(read.layers), len(read.layers[0]), len(read.layers[0]))
+    counted.add(read, heads=[-1])
+    shares = counted.shares()
+    assert counted.parsed == 5 and not shares["head"].any() and not shares["dependents"].any()
+    others = 1 - sum(shares[name] for name in ("itself", "special"))
+    np.testing.assert_allclose(shares["word"], others, atol=1e-6)
+
+
+def test_texts_that_are_too_long_are_counted_once_and_one_without_tokens_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model(positions=16).save(tmp_path / "model")
+    words = "inspect", tmp_path / "model", tmp_path / "texts.txt", "--out", tmp_path / "seen"
+    (tmp_path / "texts.txt").write_text("the cat\n" + "the " * 30 + "\n" + "cat " * 30 + "\n")
+    said = messages(capsys, 0, *words)
+    assert said.count("longer than") == 1 and "2 of 3 texts are longer than 16 tokens" in said
+    (tmp_path / "texts.txt").write_text("the cat\n\u200b\n")
+    assert "text 2 has no token" in messages(capsys, 2, *words)
 
 
 def test_nearest_words() -> None:
@@ -166,6 +196,20 @@ def test_the_verb_writes_page_numbers_and_arrays(tmp_path: Path, capsys: pytest.
     assert "{{" not in page and page.count("</script>") == 3
     data = re.search(r'id="data">(.*?)</script>', page, re.S)
     assert data is not None and len(json.loads(data[1])["models"]) == 2
+
+
+def test_models_in_folders_of_one_name_are_told_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in ("masks/seed-1", "spans/seed-1/model"):
+        model().save(tmp_path / place)
+    monkeypatch.chdir(tmp_path / "masks" / "seed-1")
+    for place, other, named in (
+        (".", "../../spans/seed-1/model", ["masks/seed-1", "spans/seed-1"]),
+        (".", "../seed-1", ["seed-1", "seed-1"]),
+    ):
+        found, _ = answer(capsys, "inspect", place, "the cat", "--against", other, "--out", tmp_path / "seen")
+        assert [one["model"] for one in found["models"]] == named
 
 
 @pytest.mark.parametrize("family", ["albert-tiny", "convbert-tiny"])

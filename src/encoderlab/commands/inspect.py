@@ -68,6 +68,7 @@ def inspect(
         Folder with the files of a benchmark.
     """
     from encoderlab.inspection import folder
+    from encoderlab.measure.runs import names
 
     read = sentences(text, texts)
     tagged = [_tagged(name, data) for name in probe or ()]
@@ -76,7 +77,10 @@ def inspect(
     with held_folder(out):
         check_own(out, folder.NUMBERS, folder.WEIGHTS)
         places = [model] if against is None else [model, against]
-        looks = [_look(place, read, memory, tagged, text if os.path.isfile(text) else None) for place in places]
+        runs = [(place.parent if place.name == "model" else place).resolve() for place in places]
+        distinct = list(dict.fromkeys(runs))
+        called, file = dict(zip(distinct, names(distinct), strict=True)), text if os.path.isfile(text) else None
+        looks = [_look(place, called[at], read, memory, tagged, file) for place, at in zip(places, runs, strict=True)]
         folder.write(looks, out)
     for look in looks:
         rows = [
@@ -114,11 +118,13 @@ def _tagged(name: str, data: Path | None) -> TaskWithSplits:
     return TaskWithSplits(task=task, splits=usable_splits(task, source.folder))
 
 
-def _look(place: Path, read: list[Sentence], memory: int, tagged: Sequence[TaskWithSplits], file: str | None) -> Look:
+def _look(
+    place: Path, name: str, read: list[Sentence], memory: int, tagged: Sequence[TaskWithSplits], file: str | None
+) -> Look:
     """One model: what its heads read in the texts, their importance on ``file``, and what its layers know about
     tags.
     """
-    from encoderlab.inspection.attention import attention
+    from encoderlab.inspection.attention import each_attention
     from encoderlab.inspection.folder import SHOWN, Look
     from encoderlab.inspection.neighbours import nearest
     from encoderlab.inspection.patterns import Patterns
@@ -129,8 +135,8 @@ def _look(place: Path, read: list[Sentence], memory: int, tagged: Sequence[TaskW
     config = network.config.encoder
     shown, counted = [], None
     with progress("inspect") as show:
-        for number, sentence in enumerate(read):
-            (one,) = attention(network, [sentence.text], memory=memory)
+        texts = each_attention(network, [sentence.text for sentence in read], memory=memory)
+        for number, (sentence, one) in enumerate(zip(read, texts, strict=True)):
             if counted is None:
                 counted = Patterns(len(one.layers), len(one.layers[0]), config.attention_heads)
             counted.add(one, sentence.heads)
@@ -142,7 +148,7 @@ def _look(place: Path, read: list[Sentence], memory: int, tagged: Sequence[TaskW
     words = [token for token, word in zip(shown[0].tokens, shown[0].words, strict=True) if word >= 0]
     near = {} if network.encoder.embeddings.words is None else nearest(network, words)
     return Look(
-        name=place.name if place.name != "model" else place.resolve().parent.name,
+        name=name,
         family=network.config.family,
         texts=shown,
         patterns=counted,

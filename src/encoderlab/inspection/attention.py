@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -43,9 +43,16 @@ class Attended:
     layers: tuple[np.ndarray, ...]
 
 
-@torch.inference_mode()
 def attention(model: Model, texts: Sequence[str], *, memory: int = 0) -> list[Attended]:
-    """What every head reads in each of ``texts``, in double the time and H times the memory of reading them.
+    """What every head reads in each of ``texts``, in double the time and H times the memory of reading them: see
+    :func:`each_attention`.
+    """
+    return list(each_attention(model, texts, memory=memory))
+
+
+@torch.inference_mode()
+def each_attention(model: Model, texts: Sequence[str], *, memory: int = 0) -> Iterator[Attended]:
+    """What every head reads in each of ``texts``, one after the other.
 
     Args:
         memory: number of first tokens that are read as memory; for left-to-right models with relative positions.
@@ -61,7 +68,7 @@ def attention(model: Model, texts: Sequence[str], *, memory: int = 0) -> list[At
         )
     longest, model = limit(model), reading_apart(model)
     device = next(model.parameters()).device
-    read, cut = [], 0
+    cut = 0
     for number, text in enumerate(texts):
         encoding = tokenizer.encode(text)
         if not len(encoding):
@@ -79,12 +86,9 @@ def attention(model: Model, texts: Sequence[str], *, memory: int = 0) -> list[At
         kinds = torch.as_tensor(np.asarray(segments, np.int64), device=device)[None]
         with evaluating(model):
             layers = _weights(model, row, kinds, memory)
-        read.append(
-            Attended(tokens=tuple(tokenizer.token(int(i)) for i in ids), words=words, memory=memory, layers=layers)
-        )
+        yield Attended(tokens=tuple(tokenizer.token(int(i)) for i in ids), words=words, memory=memory, layers=layers)
     if cut:
         log.warning("%d of %d texts are longer than %d tokens: only their beginning is used", cut, len(texts), longest)
-    return read
 
 
 def _words(text: str, encoding: Encoding) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -42,6 +43,8 @@ class Patterns:
 
     def add(self, text: Attended, heads: Sequence[int] | None = None) -> None:
         """Add one text; ``heads`` has for every word the number of the word that it depends on, -1 for the root."""
+        if heads is not None and len(heads) == 1:  # without white space its tokens may count as several words
+            text = replace(text, words=np.minimum(text.words, 0))
         rows = np.flatnonzero(text.words[text.memory :] != NO_WORD)
         places = rows + text.memory
         masks = _relations(text, places, heads)

@@ -72,5 +72,7 @@ def _treebank(path: Path) -> Iterator[Sentence]:
             continue
         if not cells[6].isdecimal():
             raise DataError(f"{path}, line {number}: the head is {cells[6]!r}, expected a number")
-        words.append(cells[1].replace(" ", ""))
+        if not (word := "".join(cells[1].split())):  # no white space within words, which it separates here
+            raise DataError(f"{path}, line {number}: the word is {cells[1]!r}, expected letters; complete the line")
+        words.append(word)
         heads.append(int(cells[6]) - 1)
