@@ -89,6 +89,13 @@ def test_one_line_is_enough(tmp_path):
     assert "bert-mini read 1 k tokens" in page.verdict and ("Loss", "9.00", "nats per guess") in page.tiles
 
 
+@pytest.mark.parametrize("text", ['{"sessions": [{}]}', '{"sessions": null}', "{}"])
+def test_a_session_without_its_command_leaves_it_out(tmp_path, text):
+    run = folder(tmp_path / "run", line(1, 9.0))
+    (run / "provenance.json").write_text(text)
+    assert runs.report([run]).commands == []
+
+
 def test_only_runs_that_predict_the_same_are_ranked(tmp_path):
     """With more hidden, or sampled from a generator, the same model needs other bits."""
 

@@ -76,7 +76,7 @@ def read_run(folder: Path) -> RunRecord:
         train=lines["train"],
         valid=lines["valid"],
         diverged=next((line.get("step") for line in lines["diverged"]), None),
-        sessions=sessions,
+        sessions=sessions or [],
     )
 
 
@@ -182,7 +182,7 @@ def report(folders: Sequence[Path], *, counts: np.ndarray | None = None, title: 
     """A page about one run, or one that compares several."""
     records = dict(zip(names(folders), map(read_run, folders), strict=True))
     several, every = len(records) > 1, list(records.values())
-    commands = [record.sessions[0]["command"] for record in every if record.sessions]
+    commands = [words for record in every for first in record.sessions[:1] if (words := first.get("command"))]
     return Report(
         title=title or (f"{len(records)} runs compared" if several else f"Run {next(iter(records))}"),
         verdict=comparison(records) if several else outcome(every[0]),
