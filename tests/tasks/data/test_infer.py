@@ -52,6 +52,13 @@ def test_squad_file_is_recognised(tmp_path):
     assert task_of(path)[0].form == "span"
 
 
+def test_a_sign_that_is_no_number_is_no_column(tmp_path):
+    (tmp_path / "t.csv").write_text("text,label\na,x\nb,y\n")
+    for given in (Given(text="²"), Given(label="²")):
+        with pytest.raises(ConfigError, match=r"t.csv: no column '²'"):
+            task_of(tmp_path / "t.csv", given)
+
+
 def test_given_columns_win(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("id,subject,body,topic\n1,a,b,x\n2,c,d,y\n")

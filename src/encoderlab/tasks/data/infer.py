@@ -204,14 +204,14 @@ def _check_given(file: _InferredFile) -> None:
     if given.form is not None:
         form_named(given.form)
     names = [name for name in (given.text, given.pair, given.label, given.id, *given.options) if name is not None]
-    numbers = [name for name in names if name.isdigit()]
+    numbers = [name for name in names if name.isdecimal()]
     if numbers and numbers == names and all(columns[int(name) : int(name) + 1] == (name,) for name in numbers):
         raise ConfigError(f"{file.path}: the first row is a header of numbers; give its columns names")
     for name in names if columns else ():  # a file with a word per line has none
-        if name not in columns and not name.isdigit():
+        if name not in columns and not name.isdecimal():
             raise ConfigError(f"{file.path}: no column {name!r}{nearest(name, columns)}")
-    number = next((name for name in names if name.isdigit()), None)
-    word = next((name for name in names if not name.isdigit()), None)
+    number = next((name for name in names if name.isdecimal()), None)
+    word = next((name for name in names if not name.isdecimal()), None)
     if number is not None and word is not None and number not in columns:
         raise ConfigError(
             f"{file.path}: column {word!r} is given by name and column {number} by number; give all names, or, if the "
@@ -314,7 +314,7 @@ def _word_lines(file: _InferredFile) -> _Inferred:
     """
     given = file.given
     for flag, name in (("--text", given.text), ("--label", given.label)):
-        if name is not None and not name.isdigit():
+        if name is not None and not name.isdecimal():
             raise ConfigError(f"{file.path}: word columns have no names; give {flag} a number, the first is 0")
     word, tag = columns_of_words(file.path)
     word, tag = int(given.text or word), int(given.label or tag)

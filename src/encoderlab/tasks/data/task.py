@@ -167,7 +167,7 @@ class Task:
                     raise DataError(
                         f"{place}: no label; {split} data needs one in every row, {self._where_labels_are(path)}; "
                         f"give unlabelled examples as test data, or leave such rows out with --skip-unlabelled"
-                        f"{FORMS[self.form].no_label}"
+                        f"{FORMS[self.form].no_label if split == 'train' else ''}"
                     )
                 examples.append(example)
             remarks += notes.lines()
