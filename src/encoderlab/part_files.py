@@ -37,12 +37,12 @@ class PartFile:
     def finish(self, out: Path | None = None) -> None:
         """Move the lines to ``out`` when they are on disk, or delete them."""
         if out is None:
-            self.path.unlink()
+            self.path.unlink(missing_ok=True)
         else:
             with open(self.path, "ab") as file:
                 os.fsync(file.fileno())
             os.replace(self.path, out)
-        self.sums.unlink()
+        self.sums.unlink(missing_ok=True)
 
     def _resumed(self) -> int:
         """Truncate both files after the last unchanged part, and return the number of lines left."""
@@ -61,6 +61,6 @@ class PartFile:
         elif self.path.exists() and self.path.stat().st_size:
             log.warning("%s: its hashes (%s) are missing; its lines are made again", self.path, self.sums.name)
         for path, end in ((self.path, size), (self.sums, kept)):
-            with open(path, "ab") as opened:
-                opened.truncate(end)
+            if path.exists():  # nothing is left beside the output of a job that fails before its first part
+                os.truncate(path, end)
         return lines

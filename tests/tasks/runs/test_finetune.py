@@ -427,6 +427,20 @@ def test_a_file_is_predicted_in_chunks_and_gone_on_from(tmp_path):
     assert not part.exists()
 
 
+def test_a_file_that_cannot_be_read_leaves_nothing_beside_the_output(tmp_path):
+    objective, _, _ = objective_of("single")
+    path, out = tmp_path / "texts.csv", tmp_path / "out.jsonl"
+    task = task_of_model(objective.model)
+    predictor = Predictor.of(objective.model, task, FormSettings(max_length=16))
+    path.write_bytes(b"text\nred cat\ncaf\xe9\n")
+    with pytest.raises(DataError, match="not UTF-8"):
+        list(predict_file(predictor, path, out, task=task, remarks=Remarks(path)))
+    assert list(tmp_path.iterdir()) == [path]
+    path.write_text("text\n")  # and without a row there is an empty output, as always
+    list(predict_file(predictor, path, out, task=task, remarks=Remarks(path)))
+    assert {one.name: one.read_bytes() for one in tmp_path.iterdir() if one != path} == {"out.jsonl": b""}
+
+
 def test_predictions_of_another_model_are_not_gone_on_from(tmp_path):
     path, out = tmp_path / "texts.csv", tmp_path / "out.jsonl"
     path.write_text("text\n" + "red cat\n" * 20)

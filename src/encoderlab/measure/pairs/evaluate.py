@@ -160,7 +160,7 @@ def evaluate_files(
         except BlockingIOError:
             raise ConfigError(f"{path}: another process is scoring these pairs; wait for it to end") from None
         part = PartFile(path)  # a line is the scores of a chunk
-        scored_before = iter(path.read_bytes().splitlines())
+        scored_before = iter(path.read_bytes().splitlines() if part.lines else [])
         margins = np.empty((surveyed.pairs, len(measures)))
         numbers = np.empty(surveyed.pairs, np.int64)
         writer = None if out is None else stack.enter_context(replace_file(out))
