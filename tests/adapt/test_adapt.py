@@ -65,6 +65,10 @@ SHORT = ["--set", "phases=[{length: 32, rows: 4}]", "--set", "budget.amount=6", 
 SHORT += ["--set", "evaluation.rows=8", "--set", "checkpoints.steps=2"]
 
 
+class Killed(BaseException):
+    """The end of a session."""
+
+
 def words_of(place: Path, out: Path, *more: str) -> list[str]:
     start = ["adapt", str(place / "model"), str(place / "law.txt"), "--out", str(out)]
     return [*start, "--replay", str(place / "general.txt"), *SHORT, *more]
@@ -90,9 +94,6 @@ def test_the_whole_road_and_again(place: Path, tmp_path: Path, capsys, monkeypat
     again, said = answer(capsys, *words_of(place, tmp_path / "a", *more))
     assert "stage:" not in said and again["gains"] == found["gains"]
     assert [path.stat().st_mtime_ns for path in sorted((tmp_path / "a" / "stages").iterdir())] == begun
-
-    class Killed(BaseException):
-        pass
 
     saved = stages.save
 
@@ -150,6 +151,27 @@ def test_text_that_has_changed_since_is_not_mixed_with_what_was_measured(place: 
     answer(capsys, *words)  # the copy is what counts
     (tmp_path / "out/text/domain.jsonl").unlink()
     assert "with other settings or other text" in messages(capsys, 2, *words)
+
+
+def test_labels_and_pairs_that_have_changed_since_are_not_compared(place: Path, tmp_path: Path, capsys, monkeypatch):
+    """What was measured before the training cannot be compared with measures on other files after it."""
+
+    def killed(self: stages.Adaptation) -> None:
+        raise Killed
+
+    monkeypatch.setattr(measure, "PIECES", 2)
+    monkeypatch.setattr(measure, "task", lambda *given: {"seeds": [0.5], "mean": 0.5})
+    monkeypatch.setattr(stages.Adaptation, "_train", killed)
+    pairs, task = (Path(shutil.copy(place / name, tmp_path)) for name in ("pairs.txt", "task.csv"))
+    words = words_of(place, tmp_path / "out", "--pairs", str(pairs), "--task", str(task), "--seeds", "1")
+    with pytest.raises(Killed):
+        answer(capsys, *words)
+    for path, part in ((pairs, "pairs-before.json"), (task, "task-before.json")):
+        whole = path.read_bytes()
+        path.write_bytes(whole.replace(b"the ", b"a "))
+        said = messages(capsys, 2, *words)
+        assert f"{part}: was measured on other content of {path}; restore" in said
+        path.write_bytes(whole)
 
 
 def test_fine_tuning_before_and_after(place: Path, tmp_path: Path, monkeypatch) -> None:
@@ -263,6 +285,24 @@ def test_a_new_vocabulary_keeps_what_is_shared(place: Path, tmp_path: Path) -> N
         assert len(ids) == len(weights) <= 1000 and abs(weights.sum() - 1) < 1e-6 and (weights >= 0).all()
     rest = {name for name in old.state_dict() if name not in vocabulary.TABLES}
     assert all(torch.equal(old.state_dict()[name], found.state_dict()[name]) for name in rest)
+
+
+def test_fewer_words_than_asked_for_are_said(place: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(measure, "PIECES", 2)
+    found, said = answer(capsys, *words_of(place, tmp_path / "out", "--vocabulary", "extend:5000"))
+    added = found["vocabulary"]["tokens"][1] - found["vocabulary"]["tokens"][0]
+    assert f"the text has {added} frequent words that the vocabulary lacks, not 5,000" in said
+
+
+def test_text_that_is_not_utf_8_is_said(place: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(measure, "PIECES", 2)
+    text = tmp_path / "latin.txt"
+    words = words_of(place, tmp_path / "out", "--vocabulary", "new")
+    words[2] = str(text)
+    text.write_bytes("\n\n".join(prose([*WORDS, "café"], 90, 4)).encode("latin-1"))
+    number = text.read_bytes().count(b"\xe9")
+    said = f"{number} characters were not valid UTF-8 and became U+FFFD, in {text} ({number}); convert the file"
+    assert number > 50 and said in answer(capsys, *words)[1]
 
 
 def test_held_out_text_without_spaces_is_cut_too() -> None:
@@ -391,9 +431,18 @@ def test_replay_is_short_only_if_the_text_is(place: Path, tmp_path: Path, capsys
     ("change", "code", "part"),
     [
         (["--vocabulary", "more"], 2, "give keep, new, or extend:2000"),
+        (["--vocabulary", "extend:²"], 2, "give keep, new, or extend:2000"),
+        (["--vocabulary", "extend:" + "9" * 5000], 2, "give keep, new, or extend:2000"),
         (["--replay-share", "1"], 2, "replay_share is 1.0; give less than 1, such as 0.1"),
         (["--task", "none.csv"], 2, "no such file"),
         (["--task", "few.csv"], 3, "too few to hold out a development part; give more examples"),
+        (
+            ["--task", "columns.csv"],
+            3,
+            "is the text? give: --text COLUMN [--pair COLUMN] --label COLUMN; columns of a "
+            "file without a header are 0, 1, ... (options of finetune; give a file that needs none)",
+        ),
+        (["TEXT", "fields.jsonl"], 3, "give --field (an option of corpus build; give the corpus that it makes)"),
         (["--pairs", "none"], 3, "no such file or folder"),
         (["--pairs", "one.txt"], 3, "one.txt"),
         (["TEXT", "ten.txt"], 3, "too few to adapt to"),
@@ -420,6 +469,8 @@ def test_what_is_refused_before_any_work(place: Path, tmp_path: Path, capsys, mo
         "\n\n".join(f"法院的判决是第{i}号案件的结果，原告不服。" * 60 for i in range(60))
     )
     (tmp_path / "few.csv").write_text("text,label\nthe court,yes\nthe river,no\n")
+    (tmp_path / "columns.csv").write_text("one,two,three\na,b,c\n")
+    (tmp_path / "fields.jsonl").write_text('{"number": 1}\n')
     (tmp_path / "one.txt").write_text("the court of the house\n")
     signs = np.random.default_rng(1).integers(0x4E00, 0x5500, (60, 400))
     (tmp_path / "signs.txt").write_text("\n\n".join("".join(map(chr, row)) for row in signs))

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import itertools
 import logging
+import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -48,6 +49,7 @@ from encoderlab.interchange import checksums
 from encoderlab.interchange import folder as folders
 from encoderlab.interchange.load import load_pair
 from encoderlab.interchange.places import commits, pin
+from encoderlab.measure.pairs.reading import find
 from encoderlab.measure.runs import read_run
 from encoderlab.messages import Progress, Say
 from encoderlab.model import Model, count_parameters
@@ -110,9 +112,9 @@ class AdaptationPlan(Bounded):
     @cached_property
     def added(self) -> int:
         """Number of words added to the vocabulary."""
-        kind, _, number = self.vocabulary.partition(":")
-        if kind == "extend" and number.isdigit() and int(number) > 0:
-            return int(number)
+        match = re.fullmatch(r"extend:([0-9]{1,9})", self.vocabulary)
+        if match is not None and int(match[1]) > 0:
+            return int(match[1])
         if self.vocabulary in ("keep", "new"):
             return 0
         raise ConfigError(f"--vocabulary {self.vocabulary!r}; give keep, new, or extend:2000")
@@ -163,9 +165,21 @@ class Adaptation:
             self.texts["general"] = text = SourceText(plan.replay)
             text.check_general(replayed=bool(plan.replay_share))
             self.taken["general"] = choose(text.lots, self._wanted)
+        for text in self.texts.values():
+            self._say_invalid(text)
         if not self._record("text").exists():  # else an earlier session has checked the rest
             self.new = None if plan.vocabulary == "keep" else self._vocabulary()
             self._check_warmup()
+
+    def _say_invalid(self, text: SourceText) -> None:
+        """Report characters that were not UTF-8: the model would learn U+FFFD in their place."""
+        if number := text.invalid.total():
+            files = ", ".join(f"{name} ({count:,})" for name, count in text.invalid.most_common(5))
+            more = f" and {len(text.invalid) - 5:,} more files" if len(text.invalid) > 5 else ""
+            self.say(
+                f"{number:,} characters were not valid UTF-8 and became U+FFFD, in {files}{more}; convert the file "
+                "with iconv"
+            )
 
     def _check_recipe(self) -> None:
         """Refuse fields that cannot work with the model, whatever the text."""
@@ -365,7 +379,10 @@ class Adaptation:
         """
         old = self.tokenizer
         if self.plan.added:
-            return extend(old, self._training("domain"), self.plan.added)
+            new = extend(old, self._training("domain"), self.plan.added)
+            if (added := new.vocab_size - old.vocab_size) < self.plan.added:
+                self.say(f"the text has {added:,} frequent words that the vocabulary lacks, not {self.plan.added:,}")
+            return new
         new = retrain(old, self._texts(), self.model.config.family)
         if new.vocab_size < old.vocab_size:
             self.say(f"the text supports a vocabulary of {new.vocab_size:,} tokens, fewer than {old.vocab_size:,}")
@@ -483,14 +500,32 @@ class Adaptation:
             measured[kind] = self.stage(f"{kind}-{when}", lambda texts=texts: measure.bits(*models(), texts))  # type: ignore[misc]
         if self.plan.pairs:
             places = [Path(place) for place in self.plan.pairs]
-            measured["pairs"] = self.stage(f"pairs-{when}", lambda: measure.pairs(*models(), places))
+            measured["pairs"] = self._measured_on(
+                find(places), f"pairs-{when}", lambda: measure.pairs(*models(), places)
+            )
         if self.plan.task is not None:
             path = Path(self.plan.task)
-            measured["task"] = self.stage(
+            measured["task"] = self._measured_on(
+                [path],
                 f"task-{when}",
                 lambda: measure.task(models()[0], path, self.out / "tasks" / when, self.plan.seeds),
             )
         return measured
+
+    def _measured_on(self, files: Sequence[Path], name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """A stage that measures on files which the user may change before the next session.
+
+        Raises:
+            ConfigError: it was measured on other content, which has nothing to be compared with.
+        """
+        data = digest([sha256(file) for file in files])
+        found = self.stage(name, lambda: {**make(), "data": data})
+        if found.pop("data", data) != data:  # earlier versions did not store it
+            raise ConfigError(
+                f"{self._record(name)}: was measured on other content of {', '.join(map(str, files[:3]))}; restore "
+                "what it was, or choose another --out"
+            )
+        return found
 
 
 def save(model: Model, generator: Model | None, folder: Path) -> None:

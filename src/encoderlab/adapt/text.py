@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,9 @@ from pathlib import Path
 import numpy as np
 
 from encoderlab.corpus.assemble import TWO_HELD_OUT
+from encoderlab.corpus.blocks import read_blocks
 from encoderlab.corpus.build import resolve_sources
-from encoderlab.corpus.documents import read_documents
+from encoderlab.corpus.documents import parse_block
 from encoderlab.corpus.manifest import MANIFEST, verify
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.sources import Reading
@@ -42,8 +44,10 @@ class TextAmount:
     characters: int
 
 
-def documents(places: Sequence[str]) -> Iterator[str]:
+def documents(places: Sequence[str], invalid: Counter[str]) -> Iterator[str]:
     """The different documents of files, folders, globs, ``python:all`` and built corpora, which are decoded.
+
+    ``invalid`` counts the characters of each file that were not UTF-8 and became U+FFFD.
 
     Raises:
         ConfigError, DataError: no file, or none that can be read.
@@ -51,7 +55,7 @@ def documents(places: Sequence[str]) -> Iterator[str]:
     yield from _different(
         text
         for place in places
-        for text in (_of_corpus(Path(place)) if (Path(place) / MANIFEST).exists() else _of_sources(place))
+        for text in (_of_corpus(Path(place)) if (Path(place) / MANIFEST).exists() else _of_sources(place, invalid))
     )
 
 
@@ -65,11 +69,19 @@ def _different(texts: Iterable[str]) -> Iterator[str]:
             yield text
 
 
-def _of_sources(place: str) -> Iterator[str]:
+def _of_sources(place: str, invalid: Counter[str]) -> Iterator[str]:
     reading = Reading()
-    for source in resolve_sources([place], reading):
-        for paragraphs in read_documents(source, reading):
-            yield "\n".join(paragraphs)
+    try:
+        for source in resolve_sources([place], reading):
+            for block in read_blocks(source):
+                parsed, counts = parse_block(block, reading)
+                if number := counts["invalid_utf8"]:
+                    invalid[source.name] += number
+                yield from map("\n".join, parsed)
+    except DataError as error:
+        if " --" not in str(error):
+            raise
+        raise DataError(f"{error} (an option of corpus build; give the corpus that it makes)") from None
 
 
 def _of_corpus(folder: Path) -> Iterator[str]:
@@ -88,6 +100,7 @@ class SourceText:
 
     def __init__(self, places: Sequence[str]) -> None:
         self.places = tuple(places)
+        self.invalid: Counter[str] = Counter()  # of the last reading, see :func:`documents`
         self.sample: list[str] = []  # the first 2,000 characters of up to 500 documents
         self.piece: int | None = None  # characters of a piece, at least
         self.lots = self._draw()
@@ -107,10 +120,12 @@ class SourceText:
         return np.array(lots).reshape(-1, 3)
 
     def __iter__(self) -> Iterator[str]:
+        self.invalid.clear()
+        texts = documents(self.places, self.invalid)
         if (size := self.piece) is not None:
-            yield from _different(piece for text in documents(self.places) for piece in _pieces(text, size))
+            yield from _different(piece for text in texts for piece in _pieces(text, size))
         else:
-            yield from documents(self.places)
+            yield from texts
 
     @property
     def name(self) -> str:
