@@ -23,6 +23,7 @@ from encoderlab.interchange.load import load, load_pair
 from encoderlab.model import Model, build
 from tests.hub import TOKEN, Hub, hub_of_this_process
 from tests.interchange.tiny_models import same_weights
+from tests.tasks.runs.test_apply import ready, saved
 from tests.terminal import answer, messages
 
 NAME = "lab/tiny"
@@ -334,6 +335,14 @@ def test_push(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys)
     assert "could not be uploaded to the Hub" in messages(capsys, 3, "push", "model", "me/new")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert "HF_HUB_OFFLINE forbids uploading" in messages(capsys, 2, "push", "model", "me/new")
+
+
+def test_what_the_hub_does_not_get_of_a_task_is_said(hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """The pushed model has no threshold, so it may give other labels than the folder."""
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    saved(ready("single")[0], Path("model"))
+    said = answer(capsys, "push", "model", "me/tuned")[1]
+    assert "transformers cannot store its task" in said and "model/task.json" in said
 
 
 def test_environment_of_a_process(hub: Hub, tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def convert(
             _give_tokenizer(models, tokenizer)
         task = find_task(model) if kind_of(model) == "encoderlab" else None
         if task is not None and to == "hf":
-            notes.append(_lost(task))
+            notes.append(lost(task))
         for part, network in models.items():
             place = out if len(models) == 1 else out / part
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -136,7 +136,7 @@ def _give_tokenizer(models: Models, path: Path) -> None:
         reading.give_tokenizer(network, tokenizer, path)
 
 
-def _lost(task: Path) -> str:
+def lost(task: Path) -> str:
     """What Hugging Face's format cannot store of the task that a model was fine-tuned on."""
     from encoderlab.tasks.runs.folder import read_task
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from encoderlab.commands import terminal
+from encoderlab.commands.convert import lost
 from encoderlab.errors import ConfigError
 from encoderlab.interchange import checksums
 from encoderlab.interchange.hub import check_push
@@ -34,7 +35,8 @@ def push(model: Path, name: str, /, *, private: bool = False) -> dict[str, Any]:
     """
     from encoderlab.interchange import huggingface
     from encoderlab.interchange.folder import own_card
-    from encoderlab.interchange.load import read
+    from encoderlab.interchange.load import kind_of, read
+    from encoderlab.tasks.runs.folder import find_task
     from encoderlab.tasks.runs.trials import best_seed
 
     if name.count("/") != 1 or "@" in name:
@@ -51,6 +53,8 @@ def push(model: Path, name: str, /, *, private: bool = False) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="encoderlab-push-") as made:
         folder = Path(made) / "model"
         notes = huggingface.save(network, folder)
+        if kind_of(place) == "encoderlab" and (task := find_task(place)) is not None:
+            notes.append(lost(task))
         if network.tokenizer is None:
             notes.append("the model has no tokenizer, so its readers need one")
         if (card := own_card(network, place)) is not None:
