@@ -34,7 +34,7 @@ def push(model: Path, name: str, /, *, private: bool = False) -> dict[str, Any]:
         Create it as a private model. Default: the account's setting, usually public.
     """
     from encoderlab.interchange import huggingface
-    from encoderlab.interchange.folder import own_card
+    from encoderlab.interchange.folder import CARD, own_card
     from encoderlab.interchange.load import kind_of, read
     from encoderlab.tasks.runs.folder import find_task
     from encoderlab.tasks.runs.trials import best_seed
@@ -57,9 +57,9 @@ def push(model: Path, name: str, /, *, private: bool = False) -> dict[str, Any]:
             notes.append(lost(task))
         if network.tokenizer is None:
             notes.append("the model has no tokenizer, so its readers need one")
-        if (card := own_card(network, place)) is not None:
-            (folder / "README.md").write_text(card, encoding="utf-8")
-            checksums.add(folder, "README.md")
+        if (card := own_card(place)) is not None:
+            (folder / CARD).write_bytes(card)
+            checksums.add(folder, CARD)
         address = upload(folder, name, private=private)
         files = sorted(path.name for path in folder.iterdir())
     for text in notes:

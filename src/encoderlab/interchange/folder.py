@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from encoderlab.model import Model
 
 FORMAT = {"format": "encoderlab", "version": 1}
+CARD = "README.md"
+_OUR_CARD = re.compile(rb"# \S+\n\nA text encoder of family \S+, [\d,]+ parameters, made with encoderlab\.\n")
 
 
 def weights(model: Model) -> dict[str, Tensor]:
@@ -63,7 +66,8 @@ def save(
     values: Callable[[Tensor], Tensor] | None = None,
     also: Callable[[Path], None] | None = None,
 ) -> None:
-    """Write the model folder in one step: complete or not at all. It replaces an older folder of this format.
+    """Write the model folder in one step: complete or not at all. It replaces an older folder of this format, but keeps
+    the card that a user wrote into it.
 
     Args:
         model: to write.
@@ -92,7 +96,7 @@ def save(
             write_one_by_one(aside / SAFE, about, lambda name: _sum(sources[name], values))
         if model.tokenizer is not None:
             model.tokenizer.save(aside)
-        (aside / "README.md").write_text(_card(model), encoding="utf-8")
+        (aside / CARD).write_bytes(own_card(folder) or _card(model).encode())
         if also is not None:
             also(aside)
 
@@ -151,12 +155,12 @@ def is_ours(folder: Path) -> bool:
         return False
 
 
-def own_card(model: Model, place: Path) -> str | None:
+def own_card(place: Path) -> bytes | None:
     """The user's model card in a model or run folder; None if there is none, or only that of :func:`save`."""
-    cards = (folder / "README.md" for folder in (place / "model", place))
+    cards = (folder / CARD for folder in (place / "model", place))
     path = next((path for path in cards if path.is_file()), None)
-    text = None if path is None else path.read_text(encoding="utf-8", errors="replace")
-    return None if text == _card(model) else text
+    card = b"" if path is None else path.read_bytes()
+    return None if not card.strip() or _OUR_CARD.fullmatch(card) else card
 
 
 def _card(model: Model) -> str:

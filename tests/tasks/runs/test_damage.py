@@ -12,6 +12,7 @@ import pytest
 
 from encoderlab import cli
 from encoderlab.errors import DataError
+from encoderlab.interchange.checksums import NAME as SUMS
 from encoderlab.tasks.forms.base import FormSettings
 from encoderlab.tasks.runs.apply import predictor_of
 from encoderlab.tasks.runs.finetune import FinetuneRecipe, finetune
@@ -27,6 +28,7 @@ from tests.terminal import messages
 RECIPE = FinetuneRecipe(epochs=2, batch=8, optim=AdamW(lr=2e-3, weight_decay=0.0), form=FormSettings(max_length=32))
 LOGS = {"metrics.jsonl", "run.log", "provenance.json"}  # what only the training itself could write
 RETRAINED = {"model/model.safetensors"}
+CARD = "model/README.md"
 TOLD = {"elapsed": 0, "sha256": ""}
 
 
@@ -60,9 +62,13 @@ def test_every_file_of_a_run_is_made_again_or_named(kind, tmp_path, caplog) -> N
             run = tmp_path / f"{name.replace('/', '-')}-{harm.__name__}"
             shutil.copytree(whole, run)
             harm(run / name)
+            mine = contents(run).get(name)
             caplog.clear()
             with caplog.at_level(logging.WARNING):
                 result = finetune(start, task, splits, RECIPE, run)
+            if name == CARD and mine is not None:  # users may edit it
+                assert contents(run) == {**right, name: mine} and name not in caplog.text
+                continue
             assert name in caplog.text.replace(f"{run}/", ""), (name, harm)
             found = contents(run)
             scores = json.loads(right[SCORE_FILE])["scores"]["dev"]
@@ -78,6 +84,29 @@ def test_every_file_of_a_run_is_made_again_or_named(kind, tmp_path, caplog) -> N
             with caplog.at_level(logging.WARNING):
                 finetune(start, task, splits, RECIPE, run)
             assert (name in caplog.text) == (name in LOGS)  # what is lost is named every time
+
+
+def test_the_user_s_card_and_the_weights_stay_when_the_rest_is_made_again(tmp_path, caplog, monkeypatch) -> None:
+    task, splits = data("single", train=24, dev=8)
+    run, start = tmp_path / "run", model()
+    finetune(start, task, splits, RECIPE, run)
+    (run / CARD).write_text("# Mine\n")
+    right = contents(run)
+    finetune(start, task, splits, RECIPE, run)
+    assert contents(run) == right
+    flip(run / "model/config.json")
+    (run / "model/tokenizer.json").unlink()
+    with monkeypatch.context() as patched:
+        patched.setattr("encoderlab.interchange.folder.write_whole", lambda folder, fill: 1 / 0)  # killed just before
+        with pytest.raises(ZeroDivisionError):
+            finetune(start, task, splits, RECIPE, run)
+    for name in ("model/model.safetensors", CARD):
+        assert contents(run)[name] == right[name]
+    finetune(start, task, splits, RECIPE, run)
+    assert "trained again" not in caplog.text
+    sums = f"model/{SUMS}"  # with the hash of the card
+    changed = {name for name, content in contents(run).items() if content != right[name]}
+    assert changed <= {sums, SCORE_FILE, f"model/{SCORE_FILE}"}
 
 
 @pytest.mark.parametrize("harm", HARMS)

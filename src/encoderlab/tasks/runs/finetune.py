@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from typing import Any, Literal
 from encoderlab.config import Count, Natural, Positive, Rate, to_dict
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import read_json
+from encoderlab.interchange import folder as folders
 from encoderlab.interchange.files import SAFE, read_weights
 from encoderlab.model import Model, weights_hash
 from encoderlab.models import FAMILIES, flops
@@ -394,8 +394,9 @@ class FineTuning:
         }
         evaluated = self.evaluate(objective, again, choose=False)
         mended = {**record, "scores": {**record["scores"], **evaluated.scores}}
-        if self.world.main:
-            shutil.rmtree(finished.model)  # otherwise a damaged configuration would not count as a model's
+        if self.world.main and isinstance(objective.model, Model) and not folders.is_ours(finished.model):
+            # Otherwise a damaged configuration would not count as a model's. The weights stay until all is made again.
+            folders.write_fields(finished.model / "config.json", folders.FORMAT)
         self.write(objective, mended, evaluated)
         if self.world.main:
             after = hashes_in(self.out)
