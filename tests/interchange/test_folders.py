@@ -316,6 +316,7 @@ def test_missing_files(tmp_path: Path, bert: tuple[Model, Path]) -> None:
         ("hidden_size", "wide"),
         ("hidden_size", float("nan")),
         ("vocab_size", 10**30),
+        ("vocab_size", 10**400),
         ("max_position_embeddings", 0),
         ("layer_norm_eps", float("inf")),
         ("is_decoder", "yes"),
@@ -373,6 +374,11 @@ def test_heads_that_are_not_implemented_are_refused_with_the_file(bert, fields: 
         ("xlnet", Classification(labels=2, summary="dense"), "summary_activation", None),
         ("bert", Classification(labels=2), "id2label", {"a": "b"}),
         ("bert", Classification(labels=2), "id2label", 3.5),
+        ("bert", Classification(labels=2), "problem_type", "ordinal"),
+        ("modernbert", None, "rope_parameters", {"full_attention": 5}),
+        ("distilbert", None, "num_attention_heads", 4),
+        ("xlnet", None, "hidden_size", 64),
+        ("transformer-xl", None, "num_hidden_layers", 3),
         ("bert", Classification(labels=2), "classifier_dropout", "much"),
     ],
 )
@@ -387,6 +393,33 @@ def test_fields_of_single_families_are_refused_by_name(
     configure(tmp_path / "out", **{field: value})
     named = {"architectures": "For", "position_buckets": "buckets", "conv_groups": "3 groups"}
     refused(tmp_path / "out", named.get(field, field))
+
+
+def test_more_labels_than_any_head_are_refused_before_they_are_named(bert: tuple[Model, Path]) -> None:
+    configure(bert[1], architectures=["BertForSequenceClassification"], num_labels=2**31 - 1)
+    refused(bert[1], "num_labels is 2147483647, expected at most")
+
+
+def test_layers_of_deberta_must_be_counted(tmp_path: Path) -> None:
+    """Defaults of ``transformers`` and of the original differ."""
+    huggingface.save(make(CONFIGS["deberta-v2"]), tmp_path / "out")
+    data = json.loads((tmp_path / "out/config.json").read_text())
+    del data["num_hidden_layers"]
+    (tmp_path / "out/config.json").write_text(json.dumps(data))
+    refused(tmp_path / "out", "'num_hidden_layers' is missing")
+
+
+@pytest.mark.parametrize(
+    ("case", "own"), [("distilbert", ("dim", "n_heads", "n_layers")), ("xlnet", ("d_model", "n_head", "n_layer"))]
+)
+def test_names_of_other_families_for_sizes(case: str, own: tuple[str, ...], tmp_path: Path) -> None:
+    """``transformers`` reads both names."""
+    model = make(CONFIGS[case])
+    huggingface.save(model, tmp_path / "out")
+    data = json.loads((tmp_path / "out/config.json").read_text())
+    generic = dict(zip(("hidden_size", "num_attention_heads", "num_hidden_layers"), map(data.pop, own), strict=True))
+    (tmp_path / "out/config.json").write_text(json.dumps(data | generic))
+    assert load(tmp_path / "out").config == model.config
 
 
 def test_a_tensor_with_other_axes(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from encoderlab.interchange.configs.rotary import read_prediction
 from encoderlab.interchange.name_tables import linear
 from encoderlab.interchange.names import Rule
 from encoderlab.models.base import ModelConfig
+from encoderlab.nn.architecture import WIDEST
 from encoderlab.nn.feedforward import Activation
 from encoderlab.nn.heads import Classification, Prediction, Span, Tagging, TaskHead
 
@@ -324,6 +325,7 @@ def _answers(fields: Fields, labels: tuple[str, ...]) -> tuple[str, ...]:
 
     Any other single output is the logit of a probability, as in the pipeline of ``transformers``.
     """
+    fields.only("problem_type", None, "regression", "single_label_classification", SEVERAL)
     problem = fields.take("problem_type", None)
     if problem == "regression" and len(labels) > 1:
         raise DataError(
@@ -337,7 +339,10 @@ def _labels(fields: Fields) -> tuple[str, ...]:
     """The labels in the order of their numbers."""
     names = fields.take("id2label", None)
     if not names:
-        return numbered(fields.count("num_labels", 2))
+        count = fields.count("num_labels", 2)
+        if count > WIDEST:
+            raise DataError(f"{fields.source}: num_labels is {count}, expected at most {WIDEST}; restore the file")
+        return numbered(count)
     numbers = [str(index) for index in range(len(names))] if isinstance(names, dict) else []
     if not numbers or set(names) != set(numbers):
         raise DataError(f"{fields.source}: id2label is {names!r}, expected names by number; number them from 0")

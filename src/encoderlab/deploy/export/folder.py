@@ -158,7 +158,7 @@ def _complete_config(aside: Path, graph: Graph, longest: int) -> None:
         usual = {
             "hidden_size": encoder.width,
             "num_hidden_layers": encoder.layers,
-            "num_attention_heads": encoder.heads,
+            "num_attention_heads": config.get("n_heads", encoder.heads),  # pruned ones are written as zeros
             "max_position_embeddings": longest,
         }
         config = {**usual, **config}

@@ -96,9 +96,9 @@ def write_albert(config: ModelConfig) -> dict[str, Any]:
 def read_distilbert(f: Fields) -> ModelConfig:
     encoder = EncoderConfig(
         vocab=f.count("vocab_size"),
-        layers=f.count("n_layers", 6),
-        width=f.count("dim", 768),
-        heads=f.count("n_heads", 12),
+        layers=f.renamed("n_layers", "num_hidden_layers", 6),
+        width=f.renamed("dim", "hidden_size", 768),
+        heads=f.renamed("n_heads", "num_attention_heads", 12),
         ff_width=f.count("hidden_dim", 3072),
         activation=f.activation("activation"),
         dropout=f.number("dropout", 0.1),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from typing import Any
 
 from encoderlab.errors import DataError
@@ -21,6 +21,8 @@ ACTIVATIONS = {
     "tanh": "tanh",
 }
 THEIR_ACTIVATION = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu", "tanh": "tanh"}
+
+LARGEST = sys.float_info.max  # whole numbers in JSON have no limit
 
 INERT = frozenset(
     # Names and origins of files.
@@ -46,8 +48,8 @@ INERT = frozenset(
     "start_n_top end_n_top "
     "directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type "
     "net_structure_type gap_size num_memory_blocks down_scale_factor sinusoidal_pos_embds legacy generator_size "
-    # Written for servers: a browser's choice of files, and generic names that the family replaces with its own.
-    "transformers.js_config hidden_size num_hidden_layers num_attention_heads max_position_embeddings "
+    # Written for servers: a browser's choice of files, and the longest row of families without one.
+    "transformers.js_config max_position_embeddings "
     # How sentence-transformers uses the scores of a cross-encoder.
     "sentence_transformers sbert_ce_default_activation_function".split()
 )
@@ -86,9 +88,19 @@ class Fields:
             raise DataError(f"{self.source}: {name} is {value:g}, expected a whole number; restore the file")
         return int(value)
 
+    def renamed(self, name: str, generic: str, default: Any = _REQUIRED) -> int:
+        """Take a whole number that ``transformers`` also reads under the name that other families have for it."""
+        value = self.count(name, self.data.get(generic, default))
+        if self.take(generic, value) != value:
+            raise DataError(
+                f"{self.source}: {generic} is {self.data[generic]!r} and {name} is {value}, expected equal values; "
+                "restore the file"
+            )
+        return value
+
     def number(self, name: str, default: Any = _REQUIRED, *, least: float = 0) -> float:
         value = self.take(name, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= LARGEST:
             raise DataError(f"{self.source}: {name} is {value!r}, expected at least {least}; restore the file")
         return float(value)
 

@@ -64,6 +64,7 @@ def read_deberta_v1(f: Fields) -> ModelConfig:
 
 
 def read_deberta_v2(f: Fields) -> ModelConfig:
+    f.count("num_hidden_layers")  # without it, transformers has 24 and the original 12
     buckets = f.count("position_buckets", -1, least=-1)
     kernel = f.count("conv_kernel_size", 0, least=0)
     activation, groups = f.activation("conv_act", "tanh"), f.count("conv_groups", 1)
@@ -122,12 +123,12 @@ def read_xlnet(f: Fields) -> ModelConfig:
     for name in ("mem_len", "reuse_len", "use_mems_eval", "use_mems_train", "use_mems"):
         f.take(name, None)  # the length of memory, an argument of a call here
     clamp = f.count("clamp_len", -1, least=-1)
-    width, heads = f.count("d_model"), f.count("n_head")
+    width, heads = f.renamed("d_model", "hidden_size"), f.renamed("n_head", "num_attention_heads")
     head_width = f.count("d_head", max(1, width // heads))
     dropout = f.number("dropout", 0.1)
     encoder = EncoderConfig(
         vocab=f.count("vocab_size"),
-        layers=f.count("n_layer"),
+        layers=f.renamed("n_layer", "num_hidden_layers"),
         width=width,
         heads=heads,
         head_width=None if head_width * heads == width else head_width,
@@ -190,15 +191,15 @@ def read_transformer_xl(f: Fields) -> ModelConfig:
     tied = _tied(ties)
     if tied is None:
         raise DataError(f"{f.source}: tie_projs {ties} is not implemented; all, all but the first, or none can be tied")
-    dropout = f.number("dropout", 0.1)
+    dropout, width = f.number("dropout", 0.1), f.renamed("d_model", "hidden_size")
     encoder = EncoderConfig(
         vocab=vocab,
-        layers=f.count("n_layer"),
-        width=f.count("d_model"),
-        heads=f.count("n_head"),
+        layers=f.renamed("n_layer", "num_hidden_layers"),
+        width=width,
+        heads=f.renamed("n_head", "num_attention_heads"),
         head_width=f.count("d_head"),
         ff_width=f.count("d_inner"),
-        embed_width=f.count("d_embed", f.data.get("d_model")),
+        embed_width=f.count("d_embed", width),
         position=RelativeShift(shared_biases=not f.switch("untie_r", True), clamp=max(0, clamp)),
         causal=True,
         norm="pre_but_last" if f.switch("pre_lnorm", False) else "post",

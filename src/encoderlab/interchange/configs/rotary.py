@@ -96,7 +96,10 @@ def _theta(f: Fields, kind: str, older: str, usual: float) -> float:
     parameters = f.take("rope_parameters", None) or {}
     if not isinstance(parameters, dict) or not set(parameters) <= {FULL, LOCAL}:
         raise DataError(f"{f.source}: rope_parameters is {parameters!r}, expected entries for {FULL!r} and {LOCAL!r}")
-    inner = Fields(parameters.get(kind) or {}, f"{f.source}: rope_parameters: {kind}")
+    of_kind = parameters.get(kind) or {}
+    if not isinstance(of_kind, dict):
+        raise DataError(f"{f.source}: rope_parameters: {kind} is {of_kind!r}, expected fields; restore the file")
+    inner = Fields(of_kind, f"{f.source}: rope_parameters: {kind}")
     inner.only("rope_type", "default")
     unknown = set(inner.data) - {"rope_type", "rope_theta"}
     if unknown:
