@@ -21,15 +21,18 @@ from safetensors import safe_open
 
 from encoderlab.cli import main
 from encoderlab.deploy.export import check
+from encoderlab.deploy.export import folder as exporting
 from encoderlab.deploy.export.folder import ExportSettings, export
 from encoderlab.deploy.export.trace import trace
 from encoderlab.deploy.graph import Arrays, Graph, use_of
 from encoderlab.deploy.onnx import OnnxRun
 from encoderlab.deploy.reading import TaskReader
 from encoderlab.deploy.serve.graphs import GraphService
+from encoderlab.deploy.serve.service import Service
 from encoderlab.errors import ConfigError, DataError, EncoderlabError
 from encoderlab.inference import encode, fill_mask
 from encoderlab.interchange import folder as folders
+from encoderlab.interchange import huggingface
 from encoderlab.interchange.heads import CHOICES, NUMBER
 from encoderlab.interchange.load import load
 from encoderlab.model import Model
@@ -38,6 +41,7 @@ from encoderlab.models.base import resized
 from encoderlab.nn.heads import Classification, TaskHead
 from encoderlab.tasks.data.examples import Choice, Question, TaggedWords, Text
 from encoderlab.tasks.runs.predict import Predictor, task_of_model
+from tests.interchange.tiny_models import CONFIGS
 from tests.tasks.tiny import EVERY
 from tests.tasks.tiny import model as tiny
 
@@ -248,6 +252,29 @@ def test_other_forms_read_a_graph_too(form: str) -> None:
     found = TaskReader(check.own(Graph(model, "classification")), model, predictor.form).outputs(items)
     for one, theirs in zip(found, predictor.outputs(items), strict=True):
         assert one == pytest.approx(theirs, abs=1e-5)
+
+
+def test_a_server_gets_the_logit_from_the_graph_as_from_the_model() -> None:
+    """Of a ranker whose one output has a name, which prediction gives as a probability."""
+    model = tiny("bert-tiny").with_task(Classification(labels=1), ("LABEL_0",), 0).eval()
+    predictor = Predictor.of(model, task_of_model(model))
+    items = predictor.form.items([Text(id="", text=text) for text in TEXTS])
+    found = np.stack(TaskReader(check.own(Graph(model, "classification")), model, predictor.form).scores(items))
+    served = Service(model, predictor, name="tiny", pooling="mean", normalize=True).compute("scores", items)
+    assert found == pytest.approx(np.stack(served), abs=1e-5)
+    assert 1 / (1 + np.exp(-found)) == pytest.approx(np.stack(predictor.outputs(items)), abs=1e-5)
+
+
+def test_a_pruned_model_has_one_number_of_heads(tmp_path: Path) -> None:
+    """``transformers`` reads both names, and has no pruned heads."""
+    tokenizer = tiny("bert-tiny").tokenizer
+    assert tokenizer is not None
+    config = resized(CONFIGS["distilbert"], vocab=tokenizer.vocab_size, heads=1, head_width=64)
+    model = Model(config, tokenizer).initialize(0)
+    huggingface.save(model, tmp_path / "out")
+    exporting._complete_config(tmp_path / "out", Graph(model, "states"), 16)
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert config["n_heads"] == config["num_attention_heads"] == 2
 
 
 def test_states_are_opened_by_the_code_in_the_folder(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from encoderlab.deploy.serve.http import Guard  # noqa: E402
 from encoderlab.inference import encode, fill_mask  # noqa: E402
 from encoderlab.interchange import huggingface  # noqa: E402
 from encoderlab.nn.heads import Classification, Span, Tagging  # noqa: E402
+from encoderlab.tasks.data.examples import Text  # noqa: E402
 from encoderlab.tasks.forms.plain_words import words_of  # noqa: E402
 from tests.deploy.served import KEY, TEXTS, Asked, serving, unit, with_head  # noqa: E402
 from tests.tasks.tiny import model as tiny  # noqa: E402
@@ -277,6 +278,23 @@ def _predicted(predictor: Any, pairs: Any) -> list[dict[str, Any]]:
     from encoderlab.tasks.data.examples import Text
 
     return [predictor.predict([Text(id="", text=a, pair=b)]).details[0] for a, b in pairs]
+
+
+def test_a_ranker_whose_output_has_a_name_ranks() -> None:
+    """Published rankers have one output, ``LABEL_0``, and no ``problem_type``: it is the logit of a probability."""
+    named, number = (with_head(Classification(labels=1), labels) for labels in (("LABEL_0",), ("number",)))
+    body = {"query": "who", "texts": ["red", "cat", "dog"]}
+    with serving(named.model, named) as asked, serving(number.model, number) as wanted:
+        for more in ({}, {"raw_scores": True}):
+            assert asked("/rerank", body | more)[1] == wanted("/rerank", body | more)[1]
+        told = asked("/v1/rerank", {"query": "who", "documents": body["texts"]})[1]["results"]
+        assert told == wanted("/v1/rerank", {"query": "who", "documents": body["texts"]})[1]["results"]
+        assert "reranker" in asked("/info")[1]["model_type"]
+        (raw,) = asked("/predict", {"inputs": ["who", "red"], "raw_scores": True})[1]
+        (share,) = asked("/predict", {"inputs": ["who", "red"]})[1]
+        (value,) = named.predict([Text(id="", text="who", pair="red")]).values
+        assert raw["score"] == wanted("/predict", {"inputs": ["who", "red"]})[1][0]["score"]
+        assert share["score"] == pytest.approx(1 / (1 + np.exp(-raw["score"]))) == pytest.approx(value)
 
 
 def test_ranks() -> None:

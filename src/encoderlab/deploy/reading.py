@@ -42,7 +42,14 @@ class TaskReader:
         self._last = summary_is_last(model, "span")
 
     def outputs(self, items: Sequence[Item], budget: int = BATCH_TOKENS) -> list[Any]:
-        """The scores of every item, as :meth:`encoderlab.tasks.runs.predict.Predictor.outputs` gives them."""
+        """What :meth:`encoderlab.tasks.runs.predict.Predictor.outputs` gives for the items."""
+        scores = self.scores(items, budget)
+        if not isinstance(self.form, TextForm):
+            return scores
+        return [self.form.answered(self.model, torch.from_numpy(one)[None])[0].numpy() for one in scores]
+
+    def scores(self, items: Sequence[Item], budget: int = BATCH_TOKENS) -> list[Any]:
+        """The head's scores of every item as they are."""
         sequences = [sequence for item in items for sequence in item.sequences]
         results: list[Any] = [None] * len(sequences)
         for index in by_length([len(sequence) for sequence in sequences], budget):
@@ -58,8 +65,7 @@ class TaskReader:
     def _joined(self, own: list[Any]) -> Any:
         """The output of an item from those of its sequences: windows of a text, or options."""
         if isinstance(self.form, TextForm):
-            mean = torch.from_numpy(np.mean(own, axis=0))
-            return self.form.answered(self.model, mean[None])[0].numpy()
+            return np.mean(own, axis=0)
         return np.concatenate(own) if self.form.columns == "options" else own[0]
 
     def _inputs(self, sequences: Sequence[Encoded]) -> Arrays:

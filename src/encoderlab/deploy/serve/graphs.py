@@ -87,4 +87,4 @@ class GraphService(Service):
     def _scores(self, items: Sequence[Item]) -> list[Any]:
         assert self.predictor is not None
         tokens = sum(map(len, items)) * len(items)  # one batch, as the queue made it
-        return TaskReader(self.run, self.model, self.predictor.form).outputs(items, tokens)
+        return TaskReader(self.run, self.model, self.predictor.form).scores(items, tokens)

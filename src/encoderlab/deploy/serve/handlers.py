@@ -210,7 +210,7 @@ class Handlers:
             scores = await self._options(query, texts, body, call)
             scores = scores if raw else softmax(scores)
         else:
-            classes = await self._classes([[query, text] for text in texts], body, call, None)
+            classes = await self._classes([[query, text] for text in texts], body, call, "none")
             scores = np.array([ranked[0]["score"] for ranked in classes])
             scores = scores if raw else 1 / (1 + np.exp(-scores))
         return sorted(enumerate(scores.tolist()), key=lambda one: -one[1])

@@ -20,7 +20,6 @@ from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import read_json
 from encoderlab.inference import Pooling, Precision, limit, placed, reading_apart, tokenizer_of
 from encoderlab.interchange import checksums
-from encoderlab.interchange.heads import NUMBER
 from encoderlab.interchange.hub import PICKLES
 from encoderlab.interchange.load import load
 from encoderlab.messages import silent
@@ -28,7 +27,8 @@ from encoderlab.model import Model
 from encoderlab.nn import kernels
 from encoderlab.nn.int8 import Int8Weight
 from encoderlab.tasks.data.examples import Choice, Question, TaggedWords, Text
-from encoderlab.tasks.forms.batching import Item, TaskBatch, pack
+from encoderlab.tasks.forms.batching import Item, TaskBatch, pack, to_numpy
+from encoderlab.tasks.forms.regression import RegressionForm
 from encoderlab.tasks.forms.texts import TextForm
 from encoderlab.tasks.runs.apply import check_own_head, predictor_with
 from encoderlab.tasks.runs.predict import Predictor
@@ -145,7 +145,9 @@ class Service:
     @property
     def ranks(self) -> bool:
         """Whether the model gives one number for two texts, or chooses between options."""
-        return self.labels == NUMBER or self.columns == "options"
+        return self.columns == "options" or (
+            self.predictor is not None and isinstance(self.predictor.form, RegressionForm)
+        )
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -258,12 +260,16 @@ class Service:
         return self.model.encoder(batch.ids, doc=batch.documents, segments=batch.segments).last.float()
 
     def _scores(self, items: Sequence[Item]) -> list[Any]:
+        """The head's scores as they are; a request says what to make of them."""
         assert self.predictor is not None
         predictor, form = self.predictor, self.predictor.form
         batch = pack(items, pad=self.tokenizer.special.pad, room=form.settings.max_length, mode="dynamic")
         moved = batch.to(self.device)
         assert isinstance(moved, TaskBatch)
-        return form.outputs(predictor.model, predictor.objective.states(moved), moved)
+        states = predictor.objective.states(moved)
+        if isinstance(form, TextForm):
+            return list(to_numpy(form.all_scores(predictor.model, states, moved, None)))
+        return form.outputs(predictor.model, states, moved)
 
     def warm_up(self) -> None:
         """Compute the shortest and the longest batch, so that memory is allocated and kernels are compiled."""

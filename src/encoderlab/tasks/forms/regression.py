@@ -186,6 +186,9 @@ class RegressionForm(TextForm):
         """The number; a probability if the output was not trained as a number (rankers and detectors)."""
         return scores if model.config.labels == NUMBER else scores.float().sigmoid()
 
+    def shares(self, scores: np.ndarray) -> np.ndarray:
+        return 1 / (1 + np.exp(-np.asarray(scores, dtype=np.float64)))
+
     def decode(self, items: Sequence[Item], outputs: Sequence[Any], examples: Sequence[Any]) -> Predictions:
         values = [self.offset + self.factor * float(scores[0]) for scores in outputs]
         return Predictions(values=values, details=[{"score": value} for value in values])
