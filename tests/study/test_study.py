@@ -252,7 +252,7 @@ def test_the_page_is_whole(whole: tuple[dict[str, Any], str, list[str]]) -> None
         ({"arms": {"a/b": {}}}, "name a folder"),
         ({"arms": {"few": {"sett": {}}}}, "arms.few: unknown key 'sett'; did you mean 'set'"),
         ({"arms": {"few": {"set": {"optim.lrr": 1}}}}, "arm 'few': unknown key"),
-        ({"arms": {"few": {"recipe": "bert-huge"}}}, "bert-huge"),
+        ({"arms": {"few": {"recipe": "bert-huge"}}}, "arm 'few': unknown recipe 'bert-huge'"),
         (
             {"arms": {"few": {"set": {"format.kind": "contiguous_streams"}}}},
             "arm 'few' at 4 steps: contiguous_streams are for the causal objective",

@@ -77,7 +77,9 @@ class StudyPlan:
         for name, arm in self.arms.items():
             base = arm.recipe or study.recipe or ""
             if base not in common:  # so that it warns once, not for every arm
-                common[base] = override(recipes.recipe(base).for_budget(budget), flatten(study.set), where="set")
+                with _named(f"arm {name!r}"):
+                    named = recipes.recipe(base)
+                common[base] = override(named.for_budget(budget), flatten(study.set), where="set")
             recipe = override(common[base], flatten(arm.set), where=f"arm {name!r}")
             by_arm[name] = replace(recipe, budget=budget)
         return by_arm
