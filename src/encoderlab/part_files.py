@@ -61,6 +61,6 @@ class PartFile:
         elif self.path.exists() and self.path.stat().st_size:
             log.warning("%s: its hashes (%s) are missing; its lines are made again", self.path, self.sums.name)
         for path, end in ((self.path, size), (self.sums, kept)):
-            if path.exists():  # nothing is left beside the output of a job that fails before its first part
+            if path.exists():  # a job that fails before its first part leaves nothing behind
                 os.truncate(path, end)
         return lines

@@ -374,9 +374,13 @@ class FineTuning:
     def mend(self, finished: Result) -> Result | None:
         """A finished run whose damaged files are made again from its weights; None if the weights are damaged.
 
-        In that case it must be trained again. Warnings list damaged files, and those that cannot be made again.
+        In that case it must be trained again. Warnings list damaged files, and those that cannot be made again. The
+        model's card is kept, because users may write it.
         """
-        record, before = finished.record, hashes_in(self.out)
+        record, before, card = finished.record, hashes_in(self.out), f"model/{folders.CARD}"
+        if finished.damaged == (card,) and card in before:
+            log.warning("%s: %s has changed since the run ended; it is kept", self.out, card)
+            return replace(finished, damaged=())
         log.warning("%s: missing or changed since the run ended: %s", self.out, ", ".join(finished.damaged))
         self.world.wait()  # every process has seen the damage
         if any(name.endswith(".safetensors") for name in finished.damaged):
@@ -400,7 +404,7 @@ class FineTuning:
         self.write(objective, mended, evaluated)
         if self.world.main:
             after = hashes_in(self.out)
-            files = [name for name in finished.damaged if name in record["files"]]
+            files = [name for name in finished.damaged if name in record["files"] and name != card]
             if lost := [name for name in files if before.get(name) == after.get(name)]:
                 log.warning("%s: cannot be made again: %s", self.out, ", ".join(lost))
                 write_score(mended, self.out, {name: record["files"][name] for name in lost})

@@ -20,7 +20,6 @@ from encoderlab.config import from_dict, to_dict
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import json_line, read_json, sha256, write_json, write_text
 from encoderlab.interchange import checksums
-from encoderlab.interchange.folder import CARD
 from encoderlab.sealed import Seal
 from encoderlab.tasks.data import readers, suites
 from encoderlab.tasks.data.readers import Layout
@@ -205,15 +204,11 @@ def check_intact(path: Path) -> None:
 
 
 def damaged(out: Path, record: Mapping[str, Any]) -> list[str]:
-    """The files of a finished run that are missing or have changed, by their paths in ``out``. A user may change the
-    model's card.
-    """
+    """The files of a finished run that are missing or have changed, by their paths in ``out``."""
 
     def intact(name: str) -> bool:
         if not (out / name).is_file():
             return False
-        if name == f"model/{CARD}":
-            return True
         if name in record["files"]:
             return sha256(out / name) == record["files"][name]
         try:
