@@ -201,6 +201,15 @@ def override(config: T, assignments: Mapping[str, Any], *, where: str = "--set")
     return from_dict(type(config), data, where=where)
 
 
+def value_at(config: Any, path: str, *, where: str) -> Any:
+    """The value at a dotted path of ``config``, as :func:`override` reads paths; an empty mapping if there is none.
+
+    Raises:
+        ConfigError: the path leads into a value without fields.
+    """
+    return _walk(to_dict(config), type(config), path.split("."), where)[0]
+
+
 def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """``{"optim": {"lr": 1}}`` as ``{"optim.lr": 1}``: a mapping sets only the fields that it names."""
     flat: dict[str, Any] = {}

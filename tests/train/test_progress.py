@@ -26,11 +26,15 @@ def test_facts() -> None:
     assert facts({"step": 3, "scores": {"f1": 0.5}}) == "step 3  f1 0.5000"
 
 
-def test_plain_lines_are_rare_and_the_last_one_is_shown(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time that the display sees, in seconds, as a list of one."""
+    seconds = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: seconds[0])
+    return seconds
+
+
+def test_plain_lines_are_rare_and_the_last_one_is_shown(now: list[float], capsys: pytest.CaptureFixture[str]) -> None:
     display = Display("bert-tiny")
     for second in range(25):
         now[0] = float(second)
@@ -80,11 +84,7 @@ def test_counts_show_the_first_and_the_last_of_each_kind(
     assert lines == ["corpus: documents 0 of 1,000", "corpus: documents 1,000 of 1,000", "corpus: shards 7"]
 
 
-def test_an_overview_says_a_plain_line_when_it_changed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+def test_an_overview_says_a_plain_line_when_it_changed(now: list[float], capsys: pytest.CaptureFixture[str]) -> None:
     display = Display("finetune")
     for second in range(60):
         now[0] = float(second)

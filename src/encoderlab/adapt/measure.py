@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from encoderlab.adapt.text import chance
-from encoderlab.errors import ConfigError, DataError
+from encoderlab.adapt.text import chance, remedies_of
+from encoderlab.errors import DataError
 from encoderlab.inference import tokenizer_of, usual_device
 from encoderlab.measure.pairs.evaluate import evaluate_pairs
 from encoderlab.measure.pairs.reading import Pair, find, read, sample
@@ -154,14 +154,10 @@ def labelled(path: Path) -> tuple[Task, Split, Split, str]:
     Raises:
         ConfigError, DataError: it is no labelled file, or has too few examples.
     """
-    try:
+    with remedies_of("options of finetune; give a file that needs none"):
         about, said = task_of(path, Given())
         examples = about.read([path], "train")
         about = completed(about, examples)
-    except (ConfigError, DataError) as error:
-        if " --" not in str(error):
-            raise
-        raise DataError(f"{error} (options of finetune; give a file that needs none)") from None
     try:
         return about, *hold_out(examples), said
     except DataError as error:

@@ -12,6 +12,7 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from encoderlab.corpus.manifest import MANIFEST, verify
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.sources import Reading
 from encoderlab.corpus.tokenizer import Tokenizer
-from encoderlab.errors import DataError
+from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import replace_file
 
 LEAST = 20_000  # characters of a domain; a model memorises less text after a few passes
@@ -71,17 +72,24 @@ def _different(texts: Iterable[str]) -> Iterator[str]:
 
 def _of_sources(place: str, invalid: Counter[str]) -> Iterator[str]:
     reading = Reading()
-    try:
+    with remedies_of("an option of corpus build; give the corpus that it makes"):
         for source in resolve_sources([place], reading):
             for block in read_blocks(source):
                 parsed, counts = parse_block(block, reading)
                 if number := counts["invalid_utf8"]:
                     invalid[source.name] += number
                 yield from map("\n".join, parsed)
-    except DataError as error:
+
+
+@contextmanager
+def remedies_of(whose: str) -> Iterator[None]:
+    """A context in which errors that recommend options, which ``adapt`` lacks, say ``whose`` they are."""
+    try:
+        yield
+    except (ConfigError, DataError) as error:
         if " --" not in str(error):
             raise
-        raise DataError(f"{error} (an option of corpus build; give the corpus that it makes)") from None
+        raise DataError(f"{error} ({whose})") from None
 
 
 def _of_corpus(folder: Path) -> Iterator[str]:

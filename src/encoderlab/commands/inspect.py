@@ -79,7 +79,8 @@ def inspect(
         places = [model] if against is None else [model, against]
         runs = [(place.parent if place.name == "model" else place).resolve() for place in places]
         distinct = list(dict.fromkeys(runs))
-        called, file = dict(zip(distinct, names(distinct), strict=True)), text if os.path.isfile(text) else None
+        called = dict(zip(distinct, names(distinct), strict=True))
+        file = text if os.path.isfile(text) else None
         looks = [_look(place, called[at], read, memory, tagged, file) for place, at in zip(places, runs, strict=True)]
         folder.write(looks, out)
     for look in looks:

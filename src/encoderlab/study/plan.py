@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from encoderlab import recipes
-from encoderlab.config import flatten, override, to_dict
+from encoderlab.config import flatten, override, value_at
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
@@ -137,10 +137,7 @@ class StudyPlan:
         """The value of the tuned field in an arm's recipe."""
         assert self.study.tune is not None
         recipe = self.recipe(arm, self.study.amounts[0], 1)
-        value = to_dict(recipe)
-        for part in self.study.tune.field.split("."):
-            inside = dict(enumerate(value)) if isinstance(value, list) else value
-            value = inside.get(int(part) if part.isdecimal() else part) if isinstance(inside, dict) else None
+        value = value_at(recipe, self.study.tune.field, where=f"arm {arm!r}: tune.field")
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not value:
             raise ConfigError(
                 f"arm {arm!r}: tune.field {self.study.tune.field!r} is {value!r}, expected a number above 0"
