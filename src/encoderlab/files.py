@@ -209,10 +209,11 @@ def check_own(folder: Path, *marks: str) -> None:
 
 
 @contextlib.contextmanager
-def held_folder(out: Path) -> Iterator[None]:
+def held_folder(out: Path) -> Iterator[int | None]:
     """Make and lock an output folder while it is written; if it was made here and is empty at the end, it is removed.
 
-    Temporary files of processes that were killed are deleted first.
+    Gives the handle of the lock, as :func:`locked` does: processes that inherit it hold the lock too. Temporary files
+    of processes that were killed are deleted first.
 
     Raises:
         ConfigError: another process is writing it, or it cannot be made.
@@ -221,14 +222,14 @@ def held_folder(out: Path) -> Iterator[None]:
         try:
             there = out.is_dir()
             out.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(locked(out))
+            lock = stack.enter_context(locked(out))
         except BlockingIOError:
             raise ConfigError(f"{out}: another process is writing it; wait for it, or choose another folder") from None
         except OSError as error:
             raise ConfigError(f"{out}: cannot be used as output folder ({error.strerror}); choose another") from None
         try:
             remove_leftovers(out.rglob(".*.tmp"))
-            yield
+            yield lock
         finally:
             if not there:
                 with contextlib.suppress(OSError):  # not empty, or already removed

@@ -6,7 +6,10 @@ import signal
 import time
 from pathlib import Path
 
-from encoderlab.execution.local import Job, local
+import pytest
+
+from encoderlab.execution.local import Job, local, start
+from encoderlab.files import locked
 
 
 def job(tmp_path: Path, name: str, module: str, *arguments: str) -> Job:
@@ -37,3 +40,16 @@ def test_jobs_end_with_the_loop_that_reads_them(tmp_path: Path) -> None:
     start = time.monotonic()
     running.close()  # type: ignore[attr-defined]
     assert time.monotonic() - start < 30
+
+
+def test_a_lock_is_held_until_the_jobs_have_ended(tmp_path: Path) -> None:
+    with locked(tmp_path) as lock:
+        process = start(job(tmp_path, "server", "http.server", "0"), lock)
+    try:  # the process that started it is gone, as after a kill
+        with pytest.raises(BlockingIOError), locked(tmp_path):
+            pass
+    finally:
+        process.terminate()
+        process.wait()
+    with locked(tmp_path):
+        pass

@@ -61,7 +61,7 @@ def study(
         return _show_plan(StudyPlan.read(file))
     if out is None:
         raise ConfigError("a study needs --out DIR; to only show its runs, give --dry-run")
-    with held_folder(out):
+    with held_folder(out) as lock:
         check_own(out, "specs")
         plan = StudyPlan.read(file)
         for line in plan.fairness():
@@ -70,7 +70,7 @@ def study(
         with contextlib.ExitStack() as stack:
             if where.on == "local":
                 number = where.workers or max(1, cores() // plan.study.threads)
-                execute = local(workers=number, deadline=deadline, begun=_say_begun)
+                execute = local(workers=number, deadline=deadline, begun=_say_begun, lock=lock)
             else:
                 need = Need(cores=plan.study.threads, gpus=None)
                 tasks = tasks_on(where.on, workers=where.workers, need=need, sees=[out, *plan.reads()])

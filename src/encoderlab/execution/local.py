@@ -47,11 +47,18 @@ Execute = Callable[[Sequence[Job]], Iterator[Ended]]
 """Runs jobs in any order and yields each as it ends. Jobs that had not started when time was up are not yielded."""
 
 
-def local(*, workers: int, deadline: float | None = None, begun: Callable[[Job], None] = lambda job: None) -> Execute:
+def local(
+    *,
+    workers: int,
+    deadline: float | None = None,
+    begun: Callable[[Job], None] = lambda job: None,
+    lock: int | None = None,
+) -> Execute:
     """Up to ``workers`` processes side by side.
 
     At ``deadline`` (of :func:`time.monotonic`) no further job starts, and running ones are asked to stop (SIGTERM); so
-    they are if this process is interrupted. If it is killed they stop too, because their standard input ends.
+    they are if this process is interrupted. If it is killed they stop too, because their standard input ends. Until
+    then they hold ``lock``, the handle of a lock of this process.
     """
 
     def execute(jobs: Sequence[Job]) -> Iterator[Ended]:
@@ -65,7 +72,7 @@ def local(*, workers: int, deadline: float | None = None, begun: Callable[[Job],
                     asked = True
                 while waiting and len(running) < workers:
                     job = waiting.pop(0)
-                    running[job] = start(job)
+                    running[job] = start(job, lock)
                     begun(job)
                 ended = [job for job, process in running.items() if process.poll() is not None]
                 for job in ended:
@@ -81,8 +88,8 @@ def local(*, workers: int, deadline: float | None = None, begun: Callable[[Job],
     return execute
 
 
-def start(job: Job) -> subprocess.Popen[bytes]:
-    """The process of a job; it stops when this process ends."""
+def start(job: Job, lock: int | None = None) -> subprocess.Popen[bytes]:
+    """The process of a job; it stops when this process ends, and shares the ``lock``."""
     job.log.parent.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {"OMP_NUM_THREADS": str(job.threads)}
     with job.log.open("ab") as log:
@@ -92,6 +99,7 @@ def start(job: Job) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=log,
             env=environment,
+            pass_fds=() if lock is None else (lock,),
             start_new_session=True,  # Ctrl-C is this process's to pass on
         )
 
