@@ -697,10 +697,19 @@ def test_what_a_killed_process_left_is_swept_up(tmp_path: Path) -> None:
         folder.write_whole(tmp_path / "out", killed)
     os.waitpid(child, 0)
     assert list(tmp_path.glob(".out.*.tmp/half"))
-    replaced = tmp_path / ".out.1.old"  # as of a process that was killed between the two renamings
-    replaced.mkdir()
-    with pytest.raises(ZeroDivisionError):
-        folder.write_whole(tmp_path / "out", lambda aside: 1 / 0)
-    assert [path.name for path in tmp_path.iterdir()] == [replaced.name]  # which alone holds the model
     folder.save(make(CONFIGS["bert"]), tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_kill_between_the_two_renamings_loses_nothing(tmp_path: Path) -> None:
+    model = make(CONFIGS["bert"])
+    folder.save(model, tmp_path / "out")
+    (tmp_path / "out" / "README.md").write_text("# Mine\n")
+    (tmp_path / "out").rename(tmp_path / ".out.1.old")
+    with pytest.raises(ZeroDivisionError):
+        folder.write_whole(tmp_path / "out", lambda aside: 1 / 0)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]  # it alone holds the model
+    (tmp_path / "out").rename(tmp_path / ".out.1.old")
+    folder.save(model, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert (tmp_path / "out" / "README.md").read_text() == "# Mine\n"

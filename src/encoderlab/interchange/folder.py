@@ -112,19 +112,26 @@ def write_whole(folder: Path, fill: Callable[[Path], None]) -> None:
     """Make ``folder`` with the files that ``fill`` writes, and their checksums; an older folder is replaced at the end.
 
     Files are written to a temporary folder. If ``folder`` is a link, its target is replaced. Remains of killed
-    processes are deleted: unfinished folders at once, older ones (``.NAME.PID.old``) when a new one is complete.
+    processes are deleted: unfinished folders at once, older ones (``.NAME.PID.old``) when a new one is complete. After
+    a kill between the two renamings, the older folder first gets its name back, with what a user wrote into it.
 
     Raises:
         DataError: it could not be written, for example on a full disk.
     """
     folder = folder.resolve()
 
+    def remains(kind: str) -> list[Path]:
+        found = folder.parent.glob(f".{glob.escape(folder.name)}.*.{kind}")
+        process = re.compile(rf"\.{re.escape(folder.name)}\.[0-9]+\.{kind}")  # else another folder's
+        return [path for path in found if process.fullmatch(path.name)]
+
     def sweep(kind: str) -> None:
-        for left in folder.parent.glob(f".{glob.escape(folder.name)}.*.{kind}"):
-            if left.name.removeprefix(f".{folder.name}.").removesuffix(f".{kind}").isdigit():  # else another folder's
-                shutil.rmtree(left, ignore_errors=True)
+        for left in remains(kind):
+            shutil.rmtree(left, ignore_errors=True)
 
     sweep("tmp")
+    if not folder.exists() and (replaced := remains("old")):
+        os.rename(max(replaced, key=lambda path: path.stat().st_mtime), folder)
     aside, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{kind}") for kind in ("tmp", "old"))
     try:
         aside.mkdir(parents=True)
