@@ -22,3 +22,15 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert full.value.filename == str(tmp_path / "out.part")
     assert PartFile(tmp_path / "out.part").lines == 400
+
+
+def test_a_finished_job_deletes_the_parts_of_the_same_output_that_it_did_not_use(tmp_path: Path) -> None:
+    others = {"out.part-notes.txt", "out.part-", "two.part-00aa", "out2.part-00aa", "out.part-00aa.txt"}
+    for name in (*others, "out.part-00aa", "out.part-00aa.sums"):
+        (tmp_path / name).touch()
+    part = PartFile(tmp_path / "out.part-00bb")
+    part.add(b"a\n")
+    part.finish(tmp_path / "out")
+    assert {path.name for path in tmp_path.iterdir()} == {"out", *others}
+    PartFile(tmp_path / "cached").finish()
+    assert {path.name for path in tmp_path.iterdir()} == {"out", *others}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import logging
 import os
+import re
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -35,7 +37,11 @@ class PartFile:
         self.lines += data.count(b"\n")
 
     def finish(self, out: Path | None = None) -> None:
-        """Move the lines to ``out`` when they are on disk, or delete them."""
+        """Move the lines to ``out`` when they are on disk, or delete them.
+
+        Of part files called ``NAME.part-HASH``, the others of the same ``NAME`` are deleted: of jobs that were
+        interrupted and then asked with another input or other settings.
+        """
         if out is None:
             self.path.unlink(missing_ok=True)
         else:
@@ -43,6 +49,10 @@ class PartFile:
                 os.fsync(file.fileno())
             os.replace(self.path, out)
         self.sums.unlink(missing_ok=True)
+        name, mark, _ = self.path.name.rpartition(".part-")
+        for other in self.path.parent.glob(f"{glob.escape(name + mark)}*") if mark else ():
+            if re.fullmatch(r"[0-9a-f]+(\.sums)?", other.name.removeprefix(name + mark)):
+                other.unlink()
 
     def _resumed(self) -> int:
         """Truncate both files after the last unchanged part, and return the number of lines left."""

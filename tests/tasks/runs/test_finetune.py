@@ -454,6 +454,8 @@ def test_predictions_of_another_model_are_not_gone_on_from(tmp_path):
         next(running)
         running.close()
     assert len(list(tmp_path.glob("out.jsonl.part-*[!s]"))) == 2
+    list(predict_file(predictor, path, out, task=task, remarks=Remarks(path), chunk=5))
+    assert {one.name for one in tmp_path.iterdir()} == {"texts.csv", "out.jsonl"}
 
 
 def test_altered_lines_of_an_interrupted_prediction_are_named_and_made_again(tmp_path, caplog):
