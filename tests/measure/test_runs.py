@@ -27,6 +27,8 @@ def line(step: int, loss: float | None, split: str = "train", **more) -> dict:
         "seconds": 0.5 * step,
         "loss": loss,
         "losses": {"mlm": loss},
+        "counts": {"mlm": 150},
+        "lr": 1e-3,
         "accuracy": {"mlm": None if loss is None else 0.1},
         "bits_per_byte": {"mlm": loss and loss / 3},
         **more,
@@ -156,7 +158,8 @@ def test_a_corpus_that_the_run_was_not_trained_on_is_refused(tmp_path, capsys):
 
 
 def test_what_is_only_counted_has_no_loss(tmp_path):
-    counted = line(1, 9.0, losses={"mlm": 9.0, "replaced": 0.0}, accuracy={"mlm": 0.1, "replaced": 0.9})
+    shares = {"mlm": 0.1, "replaced": 0.9}
+    counted = line(1, 9.0, losses={"mlm": 9.0, "replaced": 0.0}, counts={"mlm": 9, "replaced": 9}, accuracy=shares)
     labels = [metric.label for metric in runs.report([folder(tmp_path / "run", counted)]).metrics]
     assert labels == ["Loss", "MLM accuracy", "Replaced share", "Bits per byte"]
 

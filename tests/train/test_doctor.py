@@ -545,11 +545,13 @@ def test_a_last_line_that_was_cut_is_left_out(tmp_path: Path, caplog: pytest.Log
         '{"split": "valid"}',
         '{"split": "train", "step": 1}',
         '{"split": "train", "step": 1, "losses": null}',
+        '{"split": "train", "step": 1, "tokens": 9, "losses": {}, "ls": 0.1}',
+        '{"split": "train", "step": 1, "tokens": 9, "losses": {"mlm": 7.0}, "counts": {"mln": 3}, "lr": 0.1}',
     ],
 )
 def test_lines_of_something_else_are_named(text: str, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(f"{text}\n")
-    with pytest.raises(DataError, match="metrics.jsonl:1: lacks split, step or losses; give a run folder"):
+    with pytest.raises(DataError, match="metrics.jsonl:1: lacks split, step, losses or other metrics; resume the run"):
         doctor.examine(tmp_path)
 
 

@@ -182,8 +182,9 @@ def test_a_run_whose_checkpoints_are_gone_says_that_it_begins_again(
         (lambda lines: b"".join([lines[0], lines[1][:20], *lines[2:]]), [0, *range(3, 7)]),
         (lambda lines: b"".join([*lines[:2], b"\n", *lines[2:]]), slice(None)),
         (lambda lines: b"", []),
+        (lambda lines: b"".join([lines[0], lines[1].replace(b'"lr"', b'"ls"'), *lines[2:]]), [0, *range(2, 7)]),
     ],
-    ids=["cut at the end", "cut inside", "a line too many", "emptied"],
+    ids=["cut at the end", "cut inside", "a line too many", "emptied", "a key changed"],
 )
 def test_damaged_metrics_are_repaired_and_named(
     damage: Callable[[list[bytes]], bytes],

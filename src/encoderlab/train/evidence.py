@@ -169,9 +169,11 @@ def read_lines(path: Path) -> list[Line]:
             line = None
         if not isinstance(line, dict):
             raise DataError(f"{path}:{number}: not a JSON object; restore the file or resume the run")
-        of_training = line.get("split") == "train"
-        if "split" not in line or "step" not in line or of_training and not isinstance(line.get("losses"), dict):
-            raise DataError(f"{path}:{number}: lacks split, step or losses; give a run folder of encoderlab")
+        if not folder.has_metrics(line):
+            raise DataError(
+                f"{path}:{number}: lacks split, step, losses or other metrics; resume the run, which leaves the line "
+                "out, or give a run folder of encoderlab"
+            )
         lines.append(line)
     if cut:
         log.warning("%s: ignored the truncated last line; resume the run to write it again", path)
