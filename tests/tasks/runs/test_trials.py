@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from encoderlab.errors import Diverged
+from encoderlab.errors import DataError, Diverged
 from encoderlab.tasks.data import suites
 from encoderlab.tasks.data.splits import remarks_of, usable_splits
 from encoderlab.tasks.forms.base import FormSettings, Predictions
@@ -135,3 +135,9 @@ def test_the_best_seed_is_named_among_those_with_scores(scores, wanted, tmp_path
     said: list[str] = []
     assert best_seed(tmp_path, said.append) == tmp_path / "runs" / f"seed-{max(scores, key=lambda s: scores[s] or 0)}"
     assert said[0].startswith(wanted)
+    (tmp_path / "score.json").unlink()
+    assert best_seed(tmp_path, said.append) == tmp_path
+    (tmp_path / "runs" / "seed-7").mkdir(parents=True)
+    (tmp_path / "runs" / "seed-7" / "recipe.json").touch()
+    with pytest.raises(DataError, match="score.json: is missing; run finetune again to write it"):
+        best_seed(tmp_path, said.append)

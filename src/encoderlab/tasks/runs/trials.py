@@ -32,7 +32,7 @@ from encoderlab.tasks.runs.folder import SCORE_FILE, Result, read_signed, signed
 from encoderlab.tasks.runs.protocol import Protocol, at_point
 from encoderlab.tasks.scoring.metrics import mean_interval
 from encoderlab.train.doctor import BEGUN
-from encoderlab.train.folder import hardware, session_command
+from encoderlab.train.folder import RECIPE, hardware, session_command
 
 log = logging.getLogger(__name__)
 
@@ -304,9 +304,14 @@ def best_seed(folder: Path, say: Say) -> Path:
     """The run with the best development score if ``folder`` has a protocol's runs, else ``folder`` itself.
 
     ``folder`` may also be the name of a model (:func:`encoderlab.interchange.places.resolve`).
+
+    Raises:
+        DataError: the record of a protocol's runs is damaged or, as before they have ended, missing.
     """
     folder = resolve(folder)
     path = folder / SCORE_FILE
+    if not path.exists() and any(folder.glob(f"*/seed-*/{RECIPE}")):
+        raise DataError(f"{path}: is missing; run finetune again to write it")
     if not path.exists() or "seeds" not in (record := read_signed(path, "run finetune again to write it")):
         return folder
     scores = {
