@@ -13,7 +13,8 @@ import torch
 
 from encoderlab.batches.permutation import Targets
 from encoderlab.errors import ConfigError
-from encoderlab.inspection.heads import attentions, check_heads, importance, least_important, without_heads
+from encoderlab.inspection.heads import attentions, check_heads, importance, least_important, losses, without_heads
+from encoderlab.inspection.language import batches_of, objective_of
 from encoderlab.interchange import huggingface
 from encoderlab.interchange.load import load
 from encoderlab.model import Model
@@ -232,6 +233,22 @@ def test_every_layer_loses_its_least_important_heads() -> None:
             check_heads(small("bert-tiny"), share)
     with pytest.raises(ConfigError, match="family convbert cannot be removed"):
         check_heads(small("convbert-tiny"), 0.5)
+
+
+def test_a_model_that_predicts_both_ways_is_measured_both_ways(tmp_path: Path) -> None:
+    file = tmp_path / "texts.txt"
+    file.write_text("the cat sat on the mat and the dog runs under it .\n" * 60)
+    plain = tiny("roberta-tiny")
+    assert plain.config.lm is not None and plain.tokenizer is not None
+    config = replace(plain.config, lm=replace(plain.config.lm, next_token=True))
+    model = Model(config, plain.tokenizer).initialize(0)
+    objective = objective_of(model)
+    batches = batches_of(objective, model, str(file), 4)
+    assert losses(objective, batches).keys() == {"loss", "mlm", "lm"}
+    first = [batch.slice(0, 1) for batch in batches]
+    assert losses(objective, first).keys() == {"loss", "mlm"}  # not lm 0.0
+    pairs = Model(replace(tiny("bert-tiny").config, lm=config.lm, pair=True), plain.tokenizer).initialize(0)
+    assert isinstance(objective_of(pairs), MLM)  # rows from left to right have no summary of a pair
 
 
 def test_the_verb_prunes_what_was_pretrained_and_what_was_fine_tuned(tmp_path: Path, capsys) -> None:

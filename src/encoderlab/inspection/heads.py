@@ -63,15 +63,15 @@ def importance(objective: Objective, encoder: Encoder, batches: Sequence[Batch])
 
 @torch.no_grad()
 def losses(objective: Objective, batches: Sequence[Batch]) -> dict[str, float]:
-    """The mean of every term over the batches, and their weighted ``loss``, without dropout."""
+    """The mean of every term that the batches have, and their weighted ``loss``, without dropout."""
     counts, memory = _counts(objective, batches), None
-    sums = {"loss": 0.0} | dict.fromkeys(counts, 0.0)
+    sums = {"loss": 0.0} | {name: 0.0 for name, count in counts.items() if count}
     with evaluating(objective):
         for batch in batches:
             terms, memory = objective(batch, memory=memory)
             sums["loss"] += float(_loss(terms, counts))
-            for name, term in terms.items():
-                sums[name] += float(term.sum) / max(counts[name], 1)
+            for name in sums.keys() & terms.keys():
+                sums[name] += float(terms[name].sum) / counts[name]
     return sums
 
 

@@ -21,6 +21,7 @@ from encoderlab.model import Model
 from encoderlab.nn.heads import LMHead
 from encoderlab.objectives.base import Objective
 from encoderlab.objectives.causal import CausalSettings
+from encoderlab.objectives.hybrid import HybridSettings
 from encoderlab.objectives.kinds import ObjectiveSettings
 from encoderlab.objectives.mlm import MLMSettings
 from encoderlab.objectives.permutation import PermutationSettings
@@ -49,6 +50,8 @@ def objective_of(model: Model, generator: Model | None = None) -> Objective:
         settings = CausalSettings()
     elif model.mask_vector is not None:
         settings = PermutationSettings(targets=Targets(count=_length(model) // 6), memory=0, reuse=0)
+    elif model.config.reads_both_ways and model.pair is None:
+        settings = HybridSettings(causal=0.5)  # both losses count equally
     elif isinstance(model.lm, LMHead):
         settings = MLMSettings()
     vocabulary = Vocabulary.of(tokenizer_of(model))
