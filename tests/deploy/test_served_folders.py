@@ -20,6 +20,7 @@ from encoderlab.errors import DataError  # noqa: E402
 from encoderlab.inference import encode, fill_mask  # noqa: E402
 from encoderlab.interchange import folder as folders  # noqa: E402
 from encoderlab.interchange import huggingface  # noqa: E402
+from encoderlab.interchange.finetuned import best_seed  # noqa: E402
 from encoderlab.interchange.heads import CHOICES, NUMBER  # noqa: E402
 from encoderlab.interchange.load import load  # noqa: E402
 from encoderlab.messages import silent  # noqa: E402
@@ -28,7 +29,6 @@ from encoderlab.models import FAMILIES  # noqa: E402
 from encoderlab.tasks.data.examples import Choice, Question, TaggedWords, Text  # noqa: E402
 from encoderlab.tasks.runs.apply import predictor_of  # noqa: E402
 from encoderlab.tasks.runs.predict import Predictor, task_of_model  # noqa: E402
-from encoderlab.tasks.runs.trials import best_seed  # noqa: E402
 from tests.deploy.served import Asked, serving, unit  # noqa: E402
 from tests.tasks.runs.test_commands import reviews  # noqa: E402
 from tests.tasks.tiny import EVERY  # noqa: E402

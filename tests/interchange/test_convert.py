@@ -15,10 +15,11 @@ from encoderlab import load, recipes
 from encoderlab.cli import main
 from encoderlab.errors import ConfigError
 from encoderlab.interchange import huggingface, reading
+from encoderlab.interchange.finetuned import signed
 from encoderlab.interchange.load import load_pair, read_pair
 from encoderlab.tasks.data import suites
 from encoderlab.tasks.forms.base import FormSettings, Predictions
-from encoderlab.tasks.runs.folder import read_task, signed, write_task
+from encoderlab.tasks.runs.folder import read_task, write_task
 from encoderlab.train.continuing import source_of
 from tests.interchange.tiny_models import CONFIGS, make, same_weights
 from tests.tasks.tiny import tokenizer

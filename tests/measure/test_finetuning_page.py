@@ -14,6 +14,7 @@ import pytest
 
 from encoderlab.cli import main
 from encoderlab.errors import DataError
+from encoderlab.interchange.finetuned import best_seed, signed
 from encoderlab.measure.finetuning import SCRATCH, tasks_in
 from encoderlab.measure.finetuning_page import make
 from encoderlab.messages import silent
@@ -21,9 +22,8 @@ from encoderlab.tasks.data.task import Text
 from encoderlab.tasks.forms.base import FormSettings
 from encoderlab.tasks.forms.scores import baselines_by_split
 from encoderlab.tasks.runs.finetune import FinetuneRecipe
-from encoderlab.tasks.runs.folder import signed
 from encoderlab.tasks.runs.protocol import Protocol
-from encoderlab.tasks.runs.trials import Origin, best_seed, run
+from encoderlab.tasks.runs.trials import Origin, run
 from encoderlab.train.optim import AdamW
 from tests.measure.test_report import Shape, browse, chromium
 from tests.measure.test_runs import folder as pretraining

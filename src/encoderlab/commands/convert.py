@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from encoderlab.commands import terminal
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import check_new, held_folder
+from encoderlab.interchange.finetuned import best_seed
 from encoderlab.interchange.places import resolve
 
 if TYPE_CHECKING:
@@ -69,7 +70,6 @@ def convert(
     from encoderlab.interchange import folder, huggingface
     from encoderlab.interchange.load import kind_of
     from encoderlab.tasks.runs.folder import find_task
-    from encoderlab.tasks.runs.trials import best_seed
 
     notes: list[str] = []
     written = {}

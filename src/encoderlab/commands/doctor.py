@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from encoderlab.commands import terminal
+from encoderlab.interchange.finetuned import best_seed
 
 
 def doctor(run: Path, /, *, corpus: Path | None = None) -> dict[str, Any]:
@@ -24,7 +25,6 @@ def doctor(run: Path, /, *, corpus: Path | None = None) -> dict[str, Any]:
     corpus
         The corpus of the run.
     """
-    from encoderlab.tasks.runs.trials import best_seed
     from encoderlab.train.doctor import examine
 
     findings = examine(best_seed(run, terminal.say) if run.exists() else run, corpus)

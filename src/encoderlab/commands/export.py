@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from encoderlab.commands import terminal
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import check_new, held_folder
+from encoderlab.interchange.finetuned import best_seed
 from encoderlab.tasks.data.records import RECORDS, lines, suffix
 
 if TYPE_CHECKING:
@@ -78,7 +79,6 @@ def export(
     from encoderlab.inference import tokenizer_of
     from encoderlab.interchange.load import load
     from encoderlab.tasks.runs.folder import find_task
-    from encoderlab.tasks.runs.trials import best_seed
 
     check_new(out)
     if int8 != (check is not None):

@@ -11,6 +11,7 @@ from encoderlab.commands import settings
 from encoderlab.commands.terminal import note, say
 from encoderlab.commands.workers import HERE, WorkerOptions, elsewhere
 from encoderlab.errors import Diverged
+from encoderlab.interchange.finetuned import best_seed
 from encoderlab.interchange.places import resolve
 
 
@@ -103,7 +104,6 @@ def finetune(
     from encoderlab.tasks.data.suites import SUITES
     from encoderlab.tasks.runs.elsewhere import perform_all
     from encoderlab.tasks.runs.protocol import spelled_out
-    from encoderlab.tasks.runs.trials import best_seed
 
     fields = stages.fields_of(epochs, config or (), [spelled_out(word) for word in set_ or ()])
     is_suite = task.lower() in SUITES

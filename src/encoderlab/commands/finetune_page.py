@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from encoderlab.commands.terminal import note, table
+from encoderlab.interchange.finetuned import describe
 from encoderlab.measure.finetuning import PRETRAINED
 from encoderlab.tasks.data.task import Task
 from encoderlab.tasks.runs.protocol import Protocol
-from encoderlab.tasks.runs.trials import ProtocolResult, ResultRow, baseline_rows, describe, system_row
+from encoderlab.tasks.runs.trials import ProtocolResult, ResultRow, baseline_rows, system_row
 from encoderlab.tasks.scoring.averages import AVERAGES
 
 MOST_LABELS = 50  # in a table; --json has all

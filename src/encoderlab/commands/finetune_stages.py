@@ -17,6 +17,7 @@ from encoderlab.commands.terminal import note
 from encoderlab.errors import ConfigError, DataError, Diverged
 from encoderlab.execution.workers import Tasks
 from encoderlab.files import held_folder, read_json
+from encoderlab.interchange.finetuned import best_seed
 from encoderlab.interchange.load import load
 from encoderlab.measure.finetuning import PRETRAINED, SCRATCH, WITHOUT
 from encoderlab.model import Model
@@ -34,7 +35,7 @@ from encoderlab.tasks.runs.finetune import FinetuneRecipe
 from encoderlab.tasks.runs.folder import read_task
 from encoderlab.tasks.runs.protocol import Protocol, at_point, is_computed, others_with, parse_grid
 from encoderlab.tasks.runs.published import protocol
-from encoderlab.tasks.runs.trials import FRESH, Adjust, Origin, Program, ProtocolResult, best_seed
+from encoderlab.tasks.runs.trials import FRESH, Adjust, Origin, Program, ProtocolResult
 from encoderlab.tasks.runs.tune import Search, parse_space, tune
 
 Fields = Sequence[tuple[str, Mapping[str, Any]]]

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from encoderlab.commands import terminal
 from encoderlab.commands.export import texts_of
 from encoderlab.errors import ConfigError
+from encoderlab.interchange.finetuned import best_seed
 
 Precision = Literal["fp32", "int8"]
 Pooling = Literal["mean", "first", "last"]
@@ -34,7 +35,6 @@ def judge(model: Path, file: Path | None, precision: Precision, *, pooling: Pool
     from encoderlab.deploy.graph import Graph, use_of
     from encoderlab.inference import placed
     from encoderlab.interchange.load import load
-    from encoderlab.tasks.runs.trials import best_seed
 
     place = best_seed(model, terminal.note)
     network = load(place)

@@ -12,6 +12,7 @@ from encoderlab.commands.terminal import note, say, table
 from encoderlab.commands.use import labelled_data
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import check_new, held_folder
+from encoderlab.interchange.finetuned import best_seed
 
 if TYPE_CHECKING:
     from encoderlab.inspection.pruning import OnTask
@@ -63,7 +64,6 @@ def prune(
     from encoderlab.interchange.load import load_pair
     from encoderlab.model import count_parameters
     from encoderlab.tasks.runs.folder import find_task
-    from encoderlab.tasks.runs.trials import best_seed
 
     if examples < 4:
         raise ConfigError(f"--examples is {examples}; give at least 4, half of them to choose the heads by")

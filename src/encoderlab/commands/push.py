@@ -10,6 +10,7 @@ from encoderlab.commands import terminal
 from encoderlab.commands.convert import lost
 from encoderlab.errors import ConfigError
 from encoderlab.interchange import checksums
+from encoderlab.interchange.finetuned import best_seed
 from encoderlab.interchange.hub import check_push
 from encoderlab.interchange.hub import push as upload
 
@@ -37,7 +38,6 @@ def push(model: Path, name: str, /, *, private: bool = False) -> dict[str, Any]:
     from encoderlab.interchange.folder import CARD, own_card
     from encoderlab.interchange.load import kind_of, read
     from encoderlab.tasks.runs.folder import find_task
-    from encoderlab.tasks.runs.trials import best_seed
 
     if name.count("/") != 1 or "@" in name:
         raise ConfigError(f"{name}: expected the model's name on the Hub as org/name, such as my-name/reviews")

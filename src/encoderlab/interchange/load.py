@@ -15,6 +15,7 @@ from encoderlab.interchange import deberta, fairseq, huggingface, reading, tenso
 from encoderlab.interchange import folder as ours
 from encoderlab.interchange.assemble import Models
 from encoderlab.interchange.files import read_json
+from encoderlab.interchange.finetuned import best_seed
 from encoderlab.interchange.places import resolve
 from encoderlab.model import Model
 
@@ -26,7 +27,8 @@ UNNAMED = ("albert", "xlnet", "roberta")  # families whose vocabulary files do n
 
 
 def load(path: str | os.PathLike[str], *, allow_missing: bool = False) -> Model:
-    """Load the model at ``path``: a folder of encoderlab, a run folder (its ``model/``), or a Hugging Face folder.
+    """Load the model at ``path``: a folder of encoderlab, a run folder (its ``model/``, or that of the best seed of a
+    fine-tuning), or a Hugging Face folder.
 
     ``path`` may also be the name of a model, installed or of the Hugging Face Hub
     (:func:`encoderlab.interchange.places.resolve`). Of two networks that were trained together, the discriminator is
@@ -47,6 +49,8 @@ def load(path: str | os.PathLike[str], *, allow_missing: bool = False) -> Model:
     for candidate in (folder, folder / "discriminator"):
         if (candidate / "config.json").exists():
             return huggingface.load(candidate, allow_missing=allow_missing)
+    if (best := best_seed(folder, log.info)) != folder:
+        return load(best, allow_missing=allow_missing)
     kind = kind_of(folder)
     if kind is not None:
         raise DataError(f"{folder}: is a {kind!r} checkpoint; run: encoderlab convert {folder} OUT")

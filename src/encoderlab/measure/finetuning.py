@@ -15,9 +15,9 @@ from typing import Any
 from encoderlab.config import from_dict
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import read_json
+from encoderlab.interchange.finetuned import SCORE_FILE, folder_name, read_signed
 from encoderlab.measure.runs import lines_by_split
-from encoderlab.tasks.runs.folder import SCORE_FILE, analysis_file, damaged, read_signed, record_of
-from encoderlab.tasks.runs.trials import folder_name
+from encoderlab.tasks.runs.folder import analysis_file, damaged, record_of
 from encoderlab.tasks.scoring.analysis import Analysis
 from encoderlab.train.folder import METRICS, PROVENANCE, RECIPE
 

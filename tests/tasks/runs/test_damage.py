@@ -13,12 +13,13 @@ import pytest
 from encoderlab import cli
 from encoderlab.errors import DataError
 from encoderlab.interchange.checksums import NAME as SUMS
+from encoderlab.interchange.finetuned import SCORE_FILE
 from encoderlab.tasks.forms.base import FormSettings
 from encoderlab.tasks.runs.apply import predictor_of
 from encoderlab.tasks.runs.finetune import FinetuneRecipe, finetune
-from encoderlab.tasks.runs.folder import LOCK, SCORE_FILE
 from encoderlab.tasks.runs.protocol import Protocol
 from encoderlab.tasks.runs.trials import run
+from encoderlab.train.folder import LOCK
 from encoderlab.train.optim import AdamW
 from tests.tasks.runs.test_apply import ready, saved
 from tests.tasks.synthetic import data

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from encoderlab.errors import DataError, Diverged
+from encoderlab.errors import Diverged
 from encoderlab.tasks.data import suites
 from encoderlab.tasks.data.splits import remarks_of, usable_splits
 from encoderlab.tasks.forms.base import FormSettings, Predictions
@@ -13,9 +13,8 @@ from encoderlab.tasks.forms.classification import ClassificationForm
 from encoderlab.tasks.forms.scores import baselines
 from encoderlab.tasks.runs import trials
 from encoderlab.tasks.runs.finetune import FinetuneRecipe
-from encoderlab.tasks.runs.folder import signed
 from encoderlab.tasks.runs.protocol import Protocol
-from encoderlab.tasks.runs.trials import Origin, baseline_rows, best_seed, run, summary, system_row
+from encoderlab.tasks.runs.trials import Origin, baseline_rows, run, summary, system_row
 from encoderlab.train.optim import AdamW
 from tests.tasks.synthetic import data
 from tests.tasks.tiny import model
@@ -120,24 +119,3 @@ def test_summaries_and_rows_of_baselines():
     row, *others = baseline_rows(found, baselines(found, splits["train"], splits["dev"]))
     assert (row.task, row.metric, row.system, row.n) == ("single", "accuracy", "majority", 0) and others
     assert row.median == row.mean == row.best and row.interval is None
-
-
-@pytest.mark.parametrize(
-    ("scores", "wanted"),
-    [({"7": 0.5}, "seed 7, the only one with scores"), ({"7": 0.5, "8": 0.75, "9": None}, "seed 8, the best of 2 on")],
-)
-def test_the_best_seed_is_named_among_those_with_scores(scores, wanted, tmp_path):
-    seeds = {
-        seed: {"failed": "diverged"} if value is None else {"scores": {"dev": {"f1": value}}}
-        for seed, value in scores.items()
-    }
-    (tmp_path / "score.json").write_text(json.dumps(signed({"metric": "f1", "chosen": {}, "seeds": seeds})))
-    said: list[str] = []
-    assert best_seed(tmp_path, said.append) == tmp_path / "runs" / f"seed-{max(scores, key=lambda s: scores[s] or 0)}"
-    assert said[0].startswith(wanted)
-    (tmp_path / "score.json").unlink()
-    assert best_seed(tmp_path, said.append) == tmp_path
-    (tmp_path / "runs" / "seed-7").mkdir(parents=True)
-    (tmp_path / "runs" / "seed-7" / "recipe.json").touch()
-    with pytest.raises(DataError, match="score.json: is missing; run finetune again to write it"):
-        best_seed(tmp_path, said.append)

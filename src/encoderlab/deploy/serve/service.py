@@ -20,6 +20,7 @@ from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import read_json
 from encoderlab.inference import Pooling, Precision, limit, placed, reading_apart, tokenizer_of
 from encoderlab.interchange import checksums
+from encoderlab.interchange.finetuned import best_seed
 from encoderlab.interchange.hub import PICKLES
 from encoderlab.interchange.load import load
 from encoderlab.messages import silent
@@ -32,7 +33,6 @@ from encoderlab.tasks.forms.regression import RegressionForm
 from encoderlab.tasks.forms.texts import TextForm
 from encoderlab.tasks.runs.apply import check_own_head, predictor_with
 from encoderlab.tasks.runs.predict import Predictor
-from encoderlab.tasks.runs.trials import best_seed
 
 Side = Literal["Left", "Right"]
 RESTORE = "restore it, or export the model again"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.inference import Precision, placed, usual_device
+from encoderlab.interchange.finetuned import best_seed
 from encoderlab.interchange.load import load
 from encoderlab.messages import Say, silent
 from encoderlab.model import Model
@@ -26,7 +27,6 @@ from encoderlab.tasks.forms.features import HEAD_FILE
 from encoderlab.tasks.forms.table import FORMS
 from encoderlab.tasks.runs.folder import layouts_of, read_task
 from encoderlab.tasks.runs.predict import Predictor, task_of_model
-from encoderlab.tasks.runs.trials import best_seed
 
 
 def predictor_of(folder: Path, say: Say = silent, precision: Precision = "fp32") -> Predictor:

@@ -16,11 +16,12 @@ from typing import Any, Generic, TypeVar
 
 from encoderlab.errors import DataError, Diverged
 from encoderlab.execution.workers import Tasks, logged
+from encoderlab.interchange.finetuned import SCORE_FILE
 from encoderlab.messages import Say, silent
 from encoderlab.tasks.data.task import Split
 from encoderlab.tasks.forms.encodings import Encodings
 from encoderlab.tasks.runs.finetune import FinetuneRecipe
-from encoderlab.tasks.runs.folder import SCORE_FILE, Result
+from encoderlab.tasks.runs.folder import Result
 from encoderlab.tasks.runs.trials import Attempt, Program, Runs, perform
 from encoderlab.train.folder import METRICS, RECIPE
 from encoderlab.train.progress import Display, facts

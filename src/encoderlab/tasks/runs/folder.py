@@ -20,7 +20,7 @@ from encoderlab.config import from_dict, to_dict
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import json_line, read_json, sha256, write_json, write_text
 from encoderlab.interchange import checksums
-from encoderlab.sealed import Seal
+from encoderlab.interchange.finetuned import SCORE_FILE, read_signed, signed
 from encoderlab.tasks.data import readers, suites
 from encoderlab.tasks.data.readers import Layout
 from encoderlab.tasks.data.task import Split, Task, is_unlabelled
@@ -33,8 +33,7 @@ from encoderlab.train.recipe import Training
 
 log = logging.getLogger(__name__)
 
-TASK_FILE, SCORE_FILE = "task.json", "score.json"
-_SEAL = Seal("sha256", (", ", ": "))
+TASK_FILE = "task.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,11 +136,6 @@ def write_score(score: Mapping[str, Any], out: Path, lost: Mapping[str, str] | N
     write_json(out / SCORE_FILE, record)
 
 
-def signed(score: Mapping[str, Any]) -> dict[str, Any]:
-    """The record with a hash of itself, which :func:`read_signed` verifies."""
-    return _SEAL.sealed(score)
-
-
 def hashes_in(out: Path) -> dict[str, str]:
     """The hash of every file of a finished run by its path in the folder, except ``score.json``, the lock and
     checkpoints.
@@ -149,20 +143,6 @@ def hashes_in(out: Path) -> dict[str, str]:
     files = sorted(path for path in out.rglob("*") if path.is_file() and path.name not in (SCORE_FILE, LOCK))
     names = (path.relative_to(out).as_posix() for path in files)
     return {name: sha256(out / name) for name in names if not name.startswith("checkpoints/")}
-
-
-def read_signed(path: Path, remedy: str) -> dict[str, Any]:
-    """Read a file that :func:`signed` made.
-
-    Raises:
-        DataError: it is missing, damaged or changed.
-    """
-    record = read_json(path, remedy)
-    try:
-        _SEAL.opened(record)
-    except ValueError:
-        raise DataError(f"{path}: is damaged (its hash differs from the one in it); {remedy}") from None
-    return record
 
 
 def _score_of(out: Path) -> dict[str, Any] | None:

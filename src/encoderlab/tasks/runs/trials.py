@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from encoderlab.config import to_dict
 from encoderlab.errors import ConfigError, DataError, Diverged
 from encoderlab.files import write_json
-from encoderlab.interchange.places import resolve
+from encoderlab.interchange.finetuned import SCORE_FILE, Point, describe, folder_name, read_signed, signed
 from encoderlab.messages import Say, silent
 from encoderlab.model import Model, count_parameters, weights_hash
 from encoderlab.tasks.data.splits import remarks_of
@@ -28,15 +28,14 @@ from encoderlab.tasks.data.task import Split, Task
 from encoderlab.tasks.forms.encodings import Encodings
 from encoderlab.tasks.forms.table import FORMS
 from encoderlab.tasks.runs.finetune import FinetuneRecipe, finetune
-from encoderlab.tasks.runs.folder import SCORE_FILE, Result, read_signed, signed
+from encoderlab.tasks.runs.folder import Result
 from encoderlab.tasks.runs.protocol import Protocol, at_point
 from encoderlab.tasks.scoring.metrics import mean_interval
 from encoderlab.train.doctor import BEGUN
-from encoderlab.train.folder import RECIPE, hardware, session_command
+from encoderlab.train.folder import hardware, session_command
 
 log = logging.getLogger(__name__)
 
-Point = Mapping[str, Any]  # values of fields of the recipe, by path
 Adjust = Callable[[FinetuneRecipe], FinetuneRecipe]
 
 
@@ -298,40 +297,6 @@ def _best_point(search: Sequence[Mapping[str, Any]], task: Task) -> int:
 def _finished(results: Sequence[Result | str]) -> list[Result]:
     """The runs that did not diverge."""
     return [result for result in results if isinstance(result, Result)]
-
-
-def best_seed(folder: Path, say: Say) -> Path:
-    """The run with the best development score if ``folder`` has a protocol's runs, else ``folder`` itself.
-
-    ``folder`` may also be the name of a model (:func:`encoderlab.interchange.places.resolve`).
-
-    Raises:
-        DataError: the record of a protocol's runs is damaged or, as before they have ended, missing.
-    """
-    folder = resolve(folder)
-    path = folder / SCORE_FILE
-    if not path.exists() and any(folder.glob(f"*/seed-*/{RECIPE}")):
-        raise DataError(f"{path}: is missing; run finetune again to write it")
-    if not path.exists() or "seeds" not in (record := read_signed(path, "run finetune again to write it")):
-        return folder
-    scores = {
-        seed: entry["scores"]["dev"][record["metric"]] for seed, entry in record["seeds"].items() if "scores" in entry
-    }
-    best = max(scores, key=lambda seed: scores[seed])
-    which = f"the best of {len(scores)} on the development set" if len(scores) > 1 else "the only one with scores"
-    say(f"seed {best}, {which}")
-    return folder / folder_name(record["chosen"]) / f"seed-{best}"
-
-
-def describe(point: Point) -> str:
-    """``lr=0.0001 epochs=3``; empty if no field is searched."""
-    parts = (f"{value:g}" if isinstance(value, (int, float)) else f"{value}" for value in point.values())
-    return " ".join(f"{name.rpartition('.')[2]}={part}" for name, part in zip(point, parts, strict=True))
-
-
-def folder_name(point: Point) -> str:
-    """The folder of the runs at a point: ``lr=0.0001,epochs=3``, or ``runs``."""
-    return describe(point).replace(" ", ",") or "runs"
 
 
 def _entry(result: Result | str, task: Task, dev: Split) -> dict[str, Any]:

@@ -10,11 +10,12 @@ from typing import Any
 from encoderlab.config import Bounded, Count, parse_value, to_dict
 from encoderlab.errors import ConfigError, Diverged, optional
 from encoderlab.files import write_json
+from encoderlab.interchange.finetuned import describe, folder_name
 from encoderlab.messages import Say, silent
 from encoderlab.model import Model
 from encoderlab.tasks.data.task import Split, Task
 from encoderlab.tasks.runs.protocol import Protocol, at_point, parse_values, split_assignment
-from encoderlab.tasks.runs.trials import FRESH, Adjust, Origin, Program, Runs, describe, folder_name
+from encoderlab.tasks.runs.trials import FRESH, Adjust, Origin, Program, Runs
 
 STARTUP, ROUND = 10, 5  # trials that start together: the random ones at first, and those of each later round
 
