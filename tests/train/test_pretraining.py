@@ -26,6 +26,7 @@ from encoderlab.models.base import resized
 from encoderlab.nn.positions import Absolute
 from encoderlab.objectives.causal import CausalSettings
 from encoderlab.objectives.distill import DistillSettings
+from encoderlab.objectives.hybrid import HybridSettings
 from encoderlab.objectives.mlm import MLMSettings
 from encoderlab.objectives.permutation import PermutationSettings
 from encoderlab.recipes import recipe
@@ -235,3 +236,17 @@ def test_no_validation_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     assert not pretrain(long, made, tmp_path / "run").metrics
     said = [record.getMessage() for record in caplog.records if "no validation" in record.getMessage()]
     assert len(said) == 1 and "gives no rows of 512 tokens" in said[0]
+
+
+def test_a_prediction_that_no_validation_row_has_is_named(
+    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = short("modernbert-tiny", objective=HybridSettings())  # every sixteenth row is read from left to right
+    assert made.model.lm is not None
+    made = replace(made, model=replace(made.model, lm=replace(made.model.lm, next_token=True)))
+    for rows, named in ((8, True), (16, False)):
+        caplog.clear()
+        pretrain(replace(made, evaluation=Evaluation(every=2, rows=rows)), corpus, tmp_path / str(rows))
+        assert sum("nothing to predict for lm" in text for text in caplog.messages) == named
+        lines = [line for line in metrics(tmp_path / str(rows)) if line["split"] == "valid"]
+        assert len(lines) == 3 and all(("lm" in line["losses"]) != named for line in lines)

@@ -392,6 +392,13 @@ class _Run:
         data, place, line = self.data, self.place, dict[str, Any]()
         if data.validation is not None:
             line |= self._measured(data.validation(self.recipe.phases[max(place.phase, 0)]))
+            absent = [name for name, count in line["counts"].items() if not count]
+            if absent and line["losses"] and not place.step:
+                log.warning(
+                    "validation rows have nothing to predict for %s, so their loss is without it; give more rows "
+                    "(evaluation.rows) or more held-out text",
+                    ", ".join(absent),
+                )
         if data.score is not None:
             self.engine.objective.eval()
             line["scores"] = dict(data.score())
