@@ -5,6 +5,7 @@ Texts of similar length share a batch, so little padding is computed.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import re
@@ -67,13 +68,19 @@ def placed(model: Model, precision: Precision = "fp32") -> Model:
             "hide the GPU with CUDA_VISIBLE_DEVICES="
         )
     if not int8.fast():
-        log.warning(
-            "int8 saves memory here but no time: this processor has no instructions for products of 8 bits (VNNI), or "
-            "there is no C++ compiler for the kernels"
-        )
+        _warn_of_slow_int8()
     model = reading_apart(model)
     int8.quantise(model.encoder.blocks)
     return model
+
+
+@functools.cache
+def _warn_of_slow_int8() -> None:
+    """Once in a process: ``--check`` and a pair of networks place several models."""
+    log.warning(
+        "int8 saves memory here but no time: this processor has no instructions for products of 8 bits (VNNI), or "
+        "there is no C++ compiler for the kernels"
+    )
 
 
 def device_name(device: torch.device) -> str:

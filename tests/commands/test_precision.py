@@ -102,11 +102,23 @@ def test_a_processor_without_instructions_says_so(
     model = folder / "model"
     fast = encode(placed(load(model), "int8"), texts(5)) if int8.fast() else None
     monkeypatch.setattr(int8, "fast", lambda: False)
+    inference._warn_of_slow_int8.cache_clear()
     with caplog.at_level(logging.WARNING):
         plainly = encode(placed(load(model), "int8"), texts(5))
     assert "int8 saves memory here but no time" in caplog.text
     if fast is not None:
         np.testing.assert_array_equal(plainly, fast)
+
+
+def test_a_slow_processor_is_named_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Although --check places a model of its own."""
+    monkeypatch.setattr(int8, "fast", lambda: False)
+    inference._warn_of_slow_int8.cache_clear()
+    given = ["encode", str(folder / "model"), "--file", str(folder / "texts.txt"), "--out", str(folder / "out.npy")]
+    assert main([*given, "--precision", "int8", "--check", str(folder / "texts.txt")]) == 0
+    assert printed(capsys).count("int8 saves memory here but no time") == 1
 
 
 def test_a_server_in_int8(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
