@@ -271,10 +271,29 @@ def test_folders_come_back_unchanged(pair: tuple[str, Any, Model], tmp_path: Pat
     for name, value in theirs.config.to_dict().items():
         if name.startswith("max_") and not getattr(theirs.config, "position_biased_input", True):
             continue  # a table that this model does not have
+        if name == "pad_token_id" and config["model_type"] not in ("roberta", "xlm-roberta", "camembert"):
+            assert config[name] is None  # this model has no tokenizer to name it
+            continue
         if name in fields or name in ("model_type", "pad_token_id", "type_vocab_size", "layer_norm_eps", "dropout"):
             assert config[name] == value or config[name] == pytest.approx(value) or str(config[name]) == str(value), (
                 name
             )
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_without_a_tokenizer_every_token_is_trained(case: str, tmp_path: Path) -> None:
+    """``transformers`` gives the vector of the padding id no gradient; without a tokenizer, token 0 may be a word."""
+    ours = make(CONFIGS[case])
+    huggingface.save(ours, tmp_path / "out")
+    fields = json.loads((tmp_path / "out/config.json").read_text())
+    position = ours.config.encoder.position
+    pad = position.offset - 1 if case == "roberta" else None
+    assert [fields[f"{role}_token_id"] for role in ("pad", "bos", "eos")] == [pad, None, None]
+    if "transformer-xl" not in case:
+        theirs = transformers.AutoModel.from_pretrained(tmp_path / "out").eval()
+        theirs(torch.arange(3)[None]).last_hidden_state.square().sum().backward()
+        table = theirs.get_input_embeddings().weight.grad
+        assert [bool(table[row].any()) for row in range(3)] == [row != pad for row in range(3)]
 
 
 def test_our_folders_load_in_transformers(pair: tuple[str, Any, Model], tmp_path: Path) -> None:
@@ -334,7 +353,11 @@ def test_a_model_and_its_tokenizer_read_text_alike(case: str, tmp_path: Path) ->
     ours.tokenizer = tokenizer
     huggingface.save(ours, tmp_path / "out")
     theirs = transformers.AutoModel.from_pretrained(tmp_path / "out").eval()
-    inputs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")(TEXTS, padding=True, return_tensors="pt")
+    words = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert theirs.config.pad_token_id == words.pad_token_id
+    if name in ("roberta", "xlnet"):
+        assert theirs.config.bos_token_id == words.bos_token_id and theirs.config.eos_token_id == words.eos_token_id
+    inputs = words(TEXTS, padding=True, return_tensors="pt")
     with torch.no_grad():
         states = theirs(**inputs).last_hidden_state
     real = inputs["attention_mask"].bool()

@@ -48,8 +48,6 @@ USES = {  # the ending of a class name, and the Hub's name of its task
     "ForMultipleChoice": "multiple-choice",
 }
 TIED = "tie_word_embeddings"  # a field of config.json
-# Ids to write to config.json if the model has no tokenizer: pad, bos, eos.
-TOKEN_IDS = {"roberta": (1, 0, 2), "albert": (0, 2, 3), "xlnet": (5, 1, 2)}
 
 
 def load(folder: str | os.PathLike[str], *, allow_missing: bool = False) -> Model:
@@ -259,13 +257,19 @@ def _more_fields(model: Model, config: ModelConfig, format: configs.Format) -> d
 
 
 def _special_ids(model: Model, model_type: str) -> dict[str, int | None]:
-    pad, bos, eos = TOKEN_IDS.get(model_type, (0, None, None))
-    position = model.config.encoder.position
-    if model.tokenizer is not None:
-        special = model.tokenizer.special
-        pad = special.pad
+    """The ids of special tokens in ``config.json``; null for those that only a tokenizer could name.
+
+    A guess would do harm: ``transformers`` trains no vector for the padding id.
+    """
+    position, tokenizer = model.config.encoder.position, model.tokenizer
+    pad = bos = eos = None
+    if tokenizer is not None:
+        pad = tokenizer.special.pad
         if model_type in ("roberta", "albert", "modernbert"):
-            bos, eos = special.cls, special.sep
+            bos, eos = tokenizer.special.cls, tokenizer.special.sep
+        elif model_type == "xlnet":
+            named = tokenizer.special_tokens.config()
+            bos, eos = tokenizer.id(named["bos_token"]), tokenizer.id(named["eos_token"])
     elif isinstance(position, Absolute) and model_type == "roberta":
         pad = position.offset - 1
     more = {"cls_token_id": bos, "sep_token_id": eos} if model_type == "modernbert" else {}
