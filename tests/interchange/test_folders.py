@@ -374,6 +374,7 @@ def test_heads_that_are_not_implemented_are_refused_with_the_file(bert, fields: 
         ("xlnet", Classification(labels=2, summary="dense"), "summary_activation", None),
         ("bert", Classification(labels=2), "id2label", {"a": "b"}),
         ("bert", Classification(labels=2), "id2label", 3.5),
+        ("bert", Classification(labels=2), "id2label", {"0": "a", "1": None}),
         ("bert", Classification(labels=2), "problem_type", "ordinal"),
         ("modernbert", None, "rope_parameters", {"full_attention": 5}),
         ("distilbert", None, "num_attention_heads", 4),
@@ -617,6 +618,13 @@ def test_a_dropout_that_is_missing_is_that_of_transformers(
     (tmp_path / "out/config.json").write_text(json.dumps(written))
     task = load(tmp_path / "out").config.task
     assert task is not None and task.dropout == usual
+
+
+def test_the_second_dropout_of_deberta_is_no_field_of_others(tmp_path: Path) -> None:
+    config = replace(CONFIGS["bert"], task=Classification(labels=2), labels=("a", "b"), lm=None, pair=False)
+    huggingface.save(make(config), tmp_path / "out")
+    configure(tmp_path / "out", pooler_dropout=0.3)
+    assert load(tmp_path / "out").config.task == config.task
 
 
 def test_a_link_to_a_folder_stays_one(tmp_path: Path) -> None:

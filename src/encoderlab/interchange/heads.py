@@ -199,6 +199,10 @@ def _classification(fields: Fields, theirs: Classifier, labels: int) -> Classifi
         fields.only("summary_type", theirs.summary)
         fields.only("summary_use_proj", True)
     dropout = _dropout(fields, theirs.dropout, theirs.usual)
+    if theirs.before:
+        input_dropout = dropout
+    else:  # DeBERTa alone has a second rate
+        input_dropout = fields.number("pooler_dropout", 0.0) if theirs is _POOLED else 0.0
     if theirs.prediction:
         pooling = fields.take("classifier_pooling", "cls")
         if pooling not in ("cls", "mean"):
@@ -216,7 +220,7 @@ def _classification(fields: Fields, theirs: Classifier, labels: int) -> Classifi
         activation=fields.activation(theirs.field, THEIR_ACTIVATION[theirs.activation])
         if theirs.field
         else theirs.activation,
-        input_dropout=dropout if theirs.before else fields.number("pooler_dropout", 0.0),
+        input_dropout=input_dropout,
         dropout=dropout,
     )
 
@@ -344,7 +348,8 @@ def _labels(fields: Fields) -> tuple[str, ...]:
             raise DataError(f"{fields.source}: num_labels is {count}, expected at most {WIDEST}; restore the file")
         return numbered(count)
     numbers = [str(index) for index in range(len(names))] if isinstance(names, dict) else []
-    if not numbers or set(names) != set(numbers):
+    named = bool(numbers) and all(isinstance(name, (str, int, float)) for name in names.values())
+    if not named or set(names) != set(numbers):
         raise DataError(f"{fields.source}: id2label is {names!r}, expected names by number; number them from 0")
     labels = tuple(str(names[number]) for number in numbers)
     if len(set(labels)) < len(labels):
