@@ -206,9 +206,16 @@ def test_shards(bert: tuple[Model, Path]) -> None:
     assert same_weights(model, load(folder))
     index.write_text(json.dumps({"weight_map": where | {"lost": "model-00001-of-00002.safetensors"}}))
     refused(folder, "lost")
-    index.write_text(json.dumps({"weight_map": where | {"away": "../secret.safetensors"}}))
-    refused(folder, "not a file of this folder")
+    for away in ("../secret.safetensors", "..", ""):
+        index.write_text(json.dumps({"weight_map": where | {"away": away}}))
+        refused(folder, f"names {away!r}, which is not a file of this folder")
     index.write_text(json.dumps({"weight_map": where}))
+    second, name = folder / "model-00002-of-00002.safetensors", next(iter(tensors))  # a tensor of the first
+    whole = safetensors.torch.load_file(second)
+    safetensors.torch.save_file(whole | {name: tensors[name]}, second)
+    assert same_weights(model, load(folder))
+    safetensors.torch.save_file(whole | {name: tensors[name] + 1}, second)
+    refused(folder, f"{second}: {name} differs from the one in an earlier file of {index.name}; copy the folder again")
     (folder / "model-00002-of-00002.safetensors").unlink()
     refused(folder, "model-00002-of-00002.safetensors")
 

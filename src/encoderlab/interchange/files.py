@@ -259,9 +259,16 @@ def _read_shards(folder: Path, index: Path) -> dict[str, Tensor]:
         raise DataError(f"{index}: has no weight_map; restore it")
     tensors: dict[str, Tensor] = {}
     for file in sorted(set(where.values())):
-        if Path(file).name != file:
+        if Path(file).name != file or file in ("", ".."):
             raise DataError(f"{index}: names {file!r}, which is not a file of this folder; restore it")
-        tensors |= read_file(folder / file)
+        shard = read_file(folder / file)
+        for name in sorted(shard.keys() & tensors.keys()):
+            if not torch.equal(shard[name], tensors[name]):
+                raise DataError(
+                    f"{folder / file}: {name} differs from the one in an earlier file of {index.name}; copy the folder "
+                    "again from its source"
+                )
+        tensors |= shard
     lost = sorted(name for name in where if name not in tensors)
     if lost:
         raise DataError(f"{index}: {lost[0]} is not in {where[lost[0]]}; copy the folder again from its source")
