@@ -14,15 +14,20 @@ import torch
 for package in ("onnx", "onnxscript", "onnxruntime"):
     pytest.importorskip(package)
 
+import onnx  # noqa: E402
+
 from encoderlab.cli import main  # noqa: E402
 from encoderlab.deploy.export import int8, trace  # noqa: E402
 from encoderlab.deploy.export.fidelity import MaskCheck, TaskCheck, VectorCheck  # noqa: E402
 from encoderlab.deploy.graph import Arrays, Graph, Run  # noqa: E402
 from encoderlab.deploy.onnx import OnnxRun  # noqa: E402
 from encoderlab.interchange import folder as folders  # noqa: E402
+from encoderlab.models.base import resized  # noqa: E402
+from encoderlab.nn.stem import StemConvolution  # noqa: E402
 from encoderlab.tasks.data.examples import Text  # noqa: E402
 from encoderlab.tasks.runs.predict import Predictor, task_of_model  # noqa: E402
 from tests.deploy.test_export import LABELS, small  # noqa: E402
+from tests.interchange.tiny_models import make  # noqa: E402
 from tests.tasks.tiny import WORDS  # noqa: E402
 
 WORDS_ALONE = [word for word in WORDS if word.isalpha()]
@@ -64,6 +69,25 @@ def test_parts_that_cost_most_stay_in_fp32(damaged: tuple[Path, Graph], tmp_path
     found, _ = judged(damaged, tmp_path / "out.onnx", everything / 3)
     assert [one["rung"] for one in found["tried"]][:2] == ["all products and the word table", "all but layer 2"]
     assert found["kept"] == "all but layer 2" and found["tried"][1]["fall"] <= everything / 3
+
+
+@pytest.mark.parametrize(
+    ("size", "changes"),
+    [("deberta-v2-tiny", {"stem_conv": StemConvolution(kernel=3), "width": 32}), ("convbert-tiny", {"ff_groups": 2})],
+)
+def test_products_with_several_matrices_stay_in_fp32(size: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    """DeBERTa's convolution and grouped feed-forward, of which ONNX Runtime has no products in 8 bits."""
+    model = make(resized(small(size).config, **changes))
+    model.tokenizer = small(size).tokenizer
+    graph, path = Graph(model, "states"), tmp_path / "model.onnx"
+    trace.write_onnx(trace.trace(graph), graph, path)
+    weights = {tensor.name: len(tensor.dims) for tensor in onnx.load(path).graph.initializer}
+    products = [node for node in onnx.load(path).graph.node if node.op_type == "MatMul"]
+    assert any(weights.get(name) == 3 for node in products for name in node.input)
+    found, _ = judged((path, graph), tmp_path / "out.onnx", 0.05)
+    assert found["kept"] == "all products and the word table"
+    left = [node for node in onnx.load(tmp_path / "out.onnx").graph.node if node.op_type == "MatMul"]
+    assert {weights[name] for node in left for name in node.input if name in weights} == {3}
 
 
 def test_nothing_is_written_where_too_much_is_lost(damaged: tuple[Path, Graph], tmp_path: Path) -> None:

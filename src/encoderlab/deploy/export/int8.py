@@ -5,7 +5,8 @@ most; 8-bit weights with products in fp32. If none is accurate enough, none is w
 
 Weights of products have 7 bits and a scale per output channel (``reduce_range``). Processors without VNNI add two
 products of 8 bits in 16 bits, which overflow; with 7 bits they cannot, so results of one machine hold on all.
-Activations are quantized during prediction, with a scale per tensor (``DynamicQuantizeLinear``).
+Activations are quantized during prediction, with a scale per tensor (``DynamicQuantizeLinear``). Products with several
+matrices at once, as in grouped feed-forward and DeBERTa's convolution, stay in fp32: ONNX Runtime has none in 8 bits.
 """
 
 from __future__ import annotations
@@ -114,11 +115,11 @@ def _ranked(path: Path, out: Path, check: Check, before: OnnxRun, parts: dict[st
 
 
 def _parts(path: Path) -> dict[str, list[str]]:
-    """The products with weights and the look-ups of a graph, by the module that they belong to: names of nodes."""
+    """The products with one matrix and the look-ups of a graph, by the module that they belong to: names of nodes."""
     import onnx
 
     model = onnx.load(path)
-    weights = {tensor.name for tensor in model.graph.initializer}
+    weights = {tensor.name for tensor in model.graph.initializer if len(tensor.dims) == 2}
     parts: dict[str, list[str]] = {}
     for node in model.graph.node:
         if node.op_type not in ("MatMul", "Gather") or not weights & set(node.input):
@@ -142,7 +143,9 @@ def _write(path: Path, out: Path, rung: Rung, parts: dict[str, list[str]]) -> No
     noted = [info for info in model.graph.value_info if info.name not in weights]
     del model.graph.value_info[:]
     model.graph.value_info.extend(noted)
+    stacked = {tensor.name for tensor in model.graph.initializer if len(tensor.dims) > 2}
     excluded = [node for part in rung.left for node in parts[part]]
+    excluded += [node.name for node in model.graph.node if stacked & set(node.input)]
     logger = logging.getLogger()  # onnxruntime logs its advice to the root logger
     level = logger.level
     logger.setLevel(logging.ERROR)
