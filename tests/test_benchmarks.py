@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import functools
 import importlib
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import benchmarks
+from benchmarks import cloze
 from benchmarks.__main__ import CORPUS, tables
 from benchmarks.results import table as results_table
 from encoderlab.cli import main
 from encoderlab.commands import bench
+from encoderlab.tasks.data.infer import task_of
 from encoderlab.tasks.runs.trials import ResultRow
 
 TABLES = tables("corpora/none")
@@ -52,6 +55,32 @@ def test_the_commands_of_a_table_are_commands(table: str, monkeypatch: pytest.Mo
 
 def test_the_corpus_is_built(tmp_path: Path) -> None:
     assert main([*CORPUS, "--out", str(tmp_path / "corpus")]) == 0
+
+
+def test_clozes_are_questions_about_their_passages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, out = tmp_path / "text.txt", tmp_path / "cloze.json"
+    story = (
+        "In the spring of 1871 the young engineer Maria Holt left Bergen for the mines of the north. She took 14 men "
+        "and two boats, and the journey along the coast lasted until 3 June 1871. At the harbour of Hammer the mayor "
+        "was waiting with a letter from the king, who wanted the work to begin before the winter."
+    )
+    text.write_text(f"A title\n{story}\n\nShort.\n{story.replace('1871', '1902')}\n", encoding="utf-8")
+    monkeypatch.setattr("sys.argv", ["cloze", str(text), str(out), "--questions", "5"])
+    cloze.main()
+    first = out.read_bytes()
+    cloze.main()
+    assert out.read_bytes() == first
+    task, _ = task_of(out)
+    examples = task.read([out], "train").examples
+    assert len(examples) == 5 and len({example.id for example in examples}) == 5
+    for paragraph in json.loads(first)["data"][0]["paragraphs"]:
+        for question in paragraph["qas"]:
+            (answer,) = question["answers"]
+            assert paragraph["context"][answer["answer_start"] :].startswith(answer["text"])
+            assert question["question"][0].isupper() and question["question"].endswith("?")
+    text.write_text("Short.\n", encoding="utf-8")
+    with pytest.raises(SystemExit):
+        cloze.main()
 
 
 def test_the_table_of_results_marks_failed_seeds() -> None:
