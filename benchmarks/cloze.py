@@ -1,6 +1,6 @@
 """Questions without labels: sentences of plain text in which a name, a number or a few words are asked for.
 
-    python -m benchmarks.cloze runs/text/en/wiki_en.txt runs/cloze.json --questions 30000
+    python -m benchmarks.cloze runs/text/en/wiki_en.txt runs/cloze.json
 
 writes SQuAD's format, which ``encoderlab finetune`` reads. Of a paragraph, one sentence gives a question: its words
 around the answer, some of them missing, in either order, after a question word that fits the answer (the noisy clozes
@@ -93,7 +93,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", type=Path, help="a blank line between documents, a line per paragraph")
     parser.add_argument("out", type=Path)
-    parser.add_argument("--questions", type=int, default=30_000)
+    parser.add_argument("--questions", type=int, default=40_000)
     given = parser.parse_args()
     passages = (passage_of(line.strip()) for line in given.text.read_text(encoding="utf-8").splitlines())
     order = sorted({passage for passage in passages if passage}, key=lambda p: hashlib.sha256(p.encode()).digest())
