@@ -2,11 +2,11 @@
 
     python -m benchmarks.cloze runs/text/en/wiki_en.txt runs/cloze.json
 
-writes SQuAD's format, which ``encoderlab finetune`` reads. Of a paragraph, one sentence gives a question: its words
+writes SQuAD's format, which ``encoderlab finetune`` reads. A sentence of a paragraph gives a question: its words
 around the answer, some of them missing, in either order, after a question word that fits the answer (the noisy clozes
 of Lewis et al., 2019, "Unsupervised Question Answering by Cloze Translation", section 2.2, with rules in the place of
 a parser). So a model learns to find the words of a question in a passage, before it sees labelled questions. What is
-drawn belongs to the paragraph and to the number of the question.
+drawn belongs to the passage.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ AROUND = 10  # words of the sentence on each side of the answer
 KEPT = 0.8  # share of the words of a question that are kept
 PER_PASSAGE = 3
 
-NAME = r"[A-Z](?:[\w'’-]*\w)?(?: (?:of |the |de |and )?[A-Z](?:[\w'’-]*\w)?){0,4}"
 NAME = r"[A-Z](?:[\w'’-]*\w)?"
 NAMES = rf"{NAME}(?: (?:of |the |de |and )?{NAME}){{0,4}}"
 MONTH = r"(?:January|February|March|April|May|June|July|August|September|October|November|December)"
@@ -52,14 +51,9 @@ def sentences(paragraph: str) -> list[tuple[int, int]]:
 
 def passage_of(paragraph: str) -> str | None:
     """The whole sentences that fit; None if they are too few words."""
-    best = None
-    for _, end in sentences(paragraph):
-        words = len(paragraph[:end].split())
-        if words > PASSAGE[1]:
-            break
-        if words >= PASSAGE[0]:
-            best = paragraph[:end]
-    return best
+    heads = (paragraph[:end] for _, end in sentences(paragraph))
+    fitting = [head for head in heads if PASSAGE[0] <= len(head.split()) <= PASSAGE[1]]
+    return fitting[-1] if fitting else None
 
 
 def question_of(sentence: str, answer: re.Match[str], asked: str, rng: random.Random) -> str | None:
