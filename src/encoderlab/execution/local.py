@@ -100,7 +100,7 @@ def start(job: Job, lock: int | None = None) -> subprocess.Popen[bytes]:
             stderr=log,
             env=environment,
             pass_fds=() if lock is None else (lock,),
-            start_new_session=True,  # Ctrl-C is this process's to pass on
+            process_group=0,  # Ctrl-C is this process's to pass on; a session of its own would lose `nice` on Linux
         )
 
 
