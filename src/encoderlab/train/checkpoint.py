@@ -133,7 +133,7 @@ class Writer:
             needed = sum(t.nbytes for part in (snapshot.weights, snapshot.carried) for t in part.values())
             self._error = DataError(
                 f"{self.folder / into}: could not be written ({error.strerror or error}; "
-                f"{needed >> 20} MB are needed, {shutil.disk_usage(self.folder).free >> 20} MB are free); "
+                f"{needed / 1e6:,.1f} MB are needed, {shutil.disk_usage(self.folder).free / 1e6:,.1f} MB are free); "
                 f"{f'{kept[0].name} is intact' if kept else 'no checkpoint exists yet'}: "
                 "make room and run again to resume"
             )
