@@ -192,6 +192,16 @@ def test_what_cannot_be_scored_is_refused(place: Path, tmp_path: Path, capsys: p
     assert "nothing.txt:1: a sentence without tokens" in capsys.readouterr().err
 
 
+def test_a_home_that_cannot_be_written_is_named_with_the_remedy(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "home").write_text("a file, where a folder is needed")
+    command = ["minimal-pairs", str(place / "model"), str(place / "pairs")]
+    assert main(command) == 2
+    assert "set ENCODERLAB_HOME to another folder, or give --out" in capsys.readouterr().err
+    assert main([*command, "--out", str(tmp_path / "pairs.jsonl")]) == 0
+
+
 def test_a_paradigm_may_be_called_anything(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "halves.jsonl"
     path.write_text('{"good": "a \\ud83d", "bad": "b", "UID": "\\udc00 [red]"}\n')

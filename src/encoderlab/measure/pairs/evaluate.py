@@ -14,7 +14,7 @@ import numpy as np
 
 from encoderlab.corpus.tokenizer import Encoding, Tokenizer
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.files import cache_folder, json_line, locked, replace_file
+from encoderlab.files import HOME, cache_folder, json_line, locked, replace_file
 from encoderlab.measure.pairs.reading import Pair, read
 from encoderlab.measure.pairs.scorers import Scorer, scored
 from encoderlab.measure.pairs.statistics import Table, Ties, tabulate
@@ -143,15 +143,21 @@ def evaluate_files(
         progress: called with the number of finished pairs and of all pairs.
 
     Raises:
-        ConfigError: another process is scoring the same.
+        ConfigError: another process is scoring the same, or the scores cannot be kept.
         DataError: the files have changed since the survey.
     """
     measures = measures_of(scorers)
     settings = repr((key, surveyed.digest, measures, length_power, bad_first, CHUNK, len(surveyed.long)))
     name = hashlib.sha256(settings.encode()).hexdigest()[:16]
     path = cache_folder() / "minimal-pairs" / name if out is None else out.with_name(f"{out.name}.part-{name}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    except OSError as error:
+        raise ConfigError(
+            f"{path.parent}: the scores cannot be kept there ({error.strerror}); set {HOME} to another folder, or give "
+            "--out"
+        ) from None
     skipped = set(surveyed.long)
     number_of = {name: place for place, name in enumerate(surveyed.paradigms)}
     with contextlib.ExitStack() as stack:
