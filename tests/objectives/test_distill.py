@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -93,6 +95,13 @@ def test_senseless_settings_are_refused(vocabulary) -> None:
         Distill(Model(small("bert-tiny", 41)), teacher, DistillSettings(), vocabulary)
     with pytest.raises(ConfigError, match="must name 1 teacher layers"):
         Distill(student, teacher, DistillSettings(student_from=(0, 5)), vocabulary)
+    shifted = small("bert-tiny")
+    shifted = Model(replace(shifted, lm=replace(shifted.lm, next_token=True)))
+    with pytest.raises(ConfigError, match="the teacher predicts a token from the state before it.*next_token=true"):
+        Distill(student, shifted, DistillSettings(), vocabulary)
+    with pytest.raises(ConfigError, match="the student predicts a token from the state before it.*next_token=false"):
+        Distill(shifted, teacher, DistillSettings(**ALONE | {"attention_weight": 1.0}, match=((1, 1),)), vocabulary)
+    Distill(student, shifted, DistillSettings(cosine_weight=0.0), vocabulary)  # their predictions compare
     causal = Model(resized(small("bert-tiny"), causal=True))
     with pytest.raises(ConfigError, match="the student attends to the left only"):
         Distill(causal, teacher, DistillSettings(), vocabulary)

@@ -295,6 +295,15 @@ def _check(student: Model, teacher: Model, settings: DistillSettings) -> None:
                 f"the {role} attends to the left only, but masked tokens need both sides; "
                 "set encoder.causal to false, or take another model"
             )
+    mine, theirs = student.config.lm, teacher.config.lm
+    alike = settings.student_from or settings.cosine_weight or settings.hidden_weight or settings.attention_weight
+    if alike and mine is not None and theirs is not None and mine.next_token != theirs.next_token:
+        before, at = ("teacher", "student") if theirs.next_token else ("student", "teacher")
+        raise ConfigError(
+            f"the {before} predicts a token from the state before it, the {at} from its own, so states are not "
+            f"alike; set model.lm.next_token={str(theirs.next_token).lower()}, or leave student_from empty and all "
+            "weights but logits_weight and mlm_weight 0"
+        )
     widths = student.config.encoder.width, teacher.config.encoder.width
     if settings.cosine_weight and widths[0] != widths[1]:
         raise ConfigError(
