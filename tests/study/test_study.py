@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import shutil
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from pydoc_data import topics
@@ -60,10 +61,12 @@ def written(place: Path, **changes: Any) -> Path:
 
 
 class InProcess:
-    """An executor without processes: stops after ``most`` jobs; the ones in ``diverging`` fail."""
+    """An executor without processes: stops after ``most`` jobs; the ones in ``diverging`` fail; the ones called as in
+    ``killed`` are killed as often as they are there.
+    """
 
-    def __init__(self, most: int = 10**6, diverging: str = "nothing") -> None:
-        self.most, self.diverging = most, diverging
+    def __init__(self, most: int = 10**6, diverging: str = "nothing", killed: Sequence[str] = ()) -> None:
+        self.most, self.diverging, self.killed = most, diverging, list(killed)
         self.done: list[str] = []
 
     def __call__(self, jobs: Sequence[Job]) -> Iterator[Ended]:
@@ -71,6 +74,10 @@ class InProcess:
             if len(self.done) == self.most:
                 return
             self.done.append(job.name)
+            if job.name in self.killed:
+                self.killed.remove(job.name)
+                yield Ended(job=job, code=-signal.SIGKILL)
+                continue
             spec, result = map(Path, job.arguments)
             try:
                 if self.diverging in job.name:
@@ -193,6 +200,18 @@ def test_a_cell_that_fails_is_marked_and_stops_no_other(place: Path) -> None:
     assert len(run(plan, place / "failing", again, say=said.append).failed) == 1 and again.done == []
     assert any("--retry" in line for line in said)
     assert not run(plan, place / "failing", again, retry=True).failed and len(again.done) == 1
+
+
+def test_a_run_that_is_killed_is_continued_once(place: Path, whole: tuple[dict[str, Any], str, list[str]]) -> None:
+    first = whole[2][0]
+    execute = InProcess(killed=[first, whole[2][-1]])
+    results = run(StudyPlan.read(written(place)), place / "killed", execute)
+    assert without_clock(record(results)) == without_clock(whole[0])
+    assert execute.done[:5] == [*whole[2][:4], first]  # before the cells, which need every trial
+    plan = StudyPlan.read(written(place, measures=[], tune=None, seeds=1))
+    name = plan.cells({(arm, 4): None for arm in ("few", "many")})[0].name
+    failed = run(plan, place / "killed twice", InProcess(killed=[name, name])).failed
+    assert list(failed) == [name] and "killed by signal 9" in failed[name]
 
 
 def test_other_settings_in_the_same_folder_are_refused(place: Path) -> None:

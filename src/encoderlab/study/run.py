@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+import signal
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ from encoderlab.train.recipe import Recipe
 def run(plan: StudyPlan, out: Path, execute: Execute, *, retry: bool = False, say: Say = silent) -> Results:
     """Run the missing cells in the folder ``out``, the smallest budget first, and return all results so far.
 
-    A failed cell is marked, and the others continue; ``retry`` runs failed cells again. Cells that were stopped, or not
-    started before time was up, are missing from the results; the same call continues them bit for bit.
+    A failed cell is marked, and the others continue; ``retry`` runs failed cells again. One whose process is killed
+    (SIGKILL) is continued once when the others have ended, and fails if that happens again. Cells that were stopped, or
+    not started before time was up, are missing from the results; the same call continues them bit for bit.
 
     Raises:
         ConfigError: ``out`` has the result of a cell with other settings.
@@ -100,7 +102,7 @@ def _run(
             threads=plan.study.threads,
         )
     done = len(results)
-    for ended in execute(list(jobs.values())):
+    for ended in _twice_if_killed(list(jobs.values()), execute, say):
         result = _ended(ended, out)
         if result is None:
             say(f"{ended.job.name}: stopped; the same command continues it")
@@ -111,6 +113,19 @@ def _run(
         what = result["error"] if result["status"] == "failed" else f"loss {loss:.4f}" if loss else "done"
         say(f"{ended.job.name}: {what} ({done} of {len(cells)})")
     return results
+
+
+def _twice_if_killed(jobs: Sequence[Job], execute: Execute, say: Say) -> Iterator[Ended]:
+    """How each job ended. Those that somebody killed (memory may have run out) are continued once, after the others."""
+    killed: list[Job] = []
+    for ended in execute(jobs):
+        if ended.code == -signal.SIGKILL:
+            killed.append(ended.job)
+            say(f"{ended.job.name}: killed by signal {-ended.code}; it is continued when the others have ended")
+        else:
+            yield ended
+    if killed:
+        yield from execute(killed)
 
 
 def _spec(plan: StudyPlan, cell: Cell, out: Path) -> dict[str, Any]:
