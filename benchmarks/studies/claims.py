@@ -36,8 +36,8 @@ PAGE = HERE.parents[1] / "docs" / "claims.md"
 HEAD = """# The claims of the papers
 
 What papers of the BERT family claim, and what our studies say of it, in one trainer, on the same ten million words, at
-equal FLOPs: two layers of width 256, rows of 128 tokens, up to three seeds, the rate tuned for every
-arm ([studies](studies.md)).
+equal FLOPs: two layers of width 256, rows of 128 tokens, three seeds, the rate tuned for every arm
+([studies](studies.md)).
 Static masks have a hundredth of the words, so that they repeat. A verdict is about this size and these budgets, not
 about the paper's.
 

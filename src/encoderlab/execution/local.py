@@ -33,7 +33,9 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a job ended: its exit code, negative for a signal. ``stopped``: it can be continued."""
+    """How a job ended: its exit code, negative for a signal. ``stopped``: it was asked to stop and can be continued;
+    ``killed``: by the system, or by hand.
+    """
 
     job: Job
     code: int
@@ -41,6 +43,10 @@ class Ended:
     @property
     def stopped(self) -> bool:
         return self.code in STOPPED
+
+    @property
+    def killed(self) -> bool:
+        return self.code == -signal.SIGKILL
 
 
 Execute = Callable[[Sequence[Job]], Iterator[Ended]]

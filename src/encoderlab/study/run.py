@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -119,7 +118,7 @@ def _twice_if_killed(jobs: Sequence[Job], execute: Execute, say: Say) -> Iterato
     """How each job ended. Those that somebody killed (memory may have run out) are continued once, after the others."""
     killed: list[Job] = []
     for ended in execute(jobs):
-        if ended.code == -signal.SIGKILL:
+        if ended.killed:
             killed.append(ended.job)
             say(f"{ended.job.name}: killed by signal {-ended.code}; it is continued when the others have ended")
         else:

@@ -154,6 +154,8 @@ def evaluate_files(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     except OSError as error:
+        if out is not None:
+            raise
         raise ConfigError(
             f"{path.parent}: the scores cannot be kept there ({error.strerror}); set {HOME} to another folder, or give "
             "--out"
