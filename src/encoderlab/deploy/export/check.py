@@ -18,7 +18,7 @@ from encoderlab.deploy.graph import Arrays, Graph, Run
 from encoderlab.errors import EncoderlabError
 from encoderlab.seeds import generator
 
-LENGTHS = (2, 3, 129, 130)  # and the longest; beyond 128, distances share DeBERTa's buckets
+LENGTHS = (1, 2, 3, 129, 130)  # and the longest; beyond 128, distances share DeBERTa's buckets
 LARGEST_DIFFERENCE = 1e-4
 ROUNDINGS, MOST = 10, 1e-2  # or so many times the model's own rounding, at most
 SCORES = 2**28  # numbers of one output that are held at a time
@@ -54,7 +54,7 @@ def batches(graph: Graph, longest: int) -> Iterator[CheckedRows]:
         for side in ("right", "left"):
             most = max(2, SCORES // (length * encoder.vocab)) if graph.use == "fill-mask" else 5
             for rows in (1, 3, 5):
-                lengths = tuple(max(2, length - i * length // 4) for i in range(min(rows, most)))
+                lengths = tuple(max(1, length - i * length // 4) for i in range(min(rows, most)))
                 yield CheckedRows(side=side, inputs=_inputs(graph, side, length, lengths), lengths=lengths)
 
 
@@ -96,7 +96,7 @@ def compare(graph: Graph, run: Run, longest: int) -> list[Difference]:
             allowed = allowed or tolerance(graph, longest)
             if not largest <= allowed:
                 raise EncoderlabError(
-                    f"the exported graph differs from the model by {largest:.2g} at {length} tokens, padded on the "
+                    f"the exported graph differs from the model by {largest:.2g} at length {length}, padded on the "
                     f"{batch.side}; at most {allowed:.1g} is allowed. Nothing was written; report this"
                 )
         differences.append(Difference(length=length, side=batch.side, rows=len(batch.lengths), largest=largest))

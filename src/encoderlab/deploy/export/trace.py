@@ -30,7 +30,7 @@ def example(graph: Graph, rows: int = 3, length: int = 9) -> dict[str, Tensor]:
 
 
 def trace(graph: Graph) -> torch.export.ExportedProgram:
-    """The graph for any number of rows, of 2 tokens up to the model's positions.
+    """The graph for any number of rows, of 1 token up to the model's positions.
 
     torch refuses to trace an operation that is valid only for some lengths, so the graph does not depend on the
     example.
@@ -40,9 +40,7 @@ def trace(graph: Graph) -> torch.export.ExportedProgram:
     """
     longest = graph.model.config.encoder.max_length or 2**20
     inputs = example(graph, length=min(9, longest))
-    size = {0: torch.export.Dim("rows")}
-    if longest > 2:  # else there is one length
-        size[1] = torch.export.Dim("length", min=2, max=longest)
+    size = {0: torch.export.Dim("rows"), 1: torch.export.Dim("length", min=1, max=longest)}
     shapes = {name: size for name in inputs}
     try:
         with torch.no_grad(), _quiet():

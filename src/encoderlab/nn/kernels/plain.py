@@ -174,7 +174,7 @@ def skew(table: Tensor, keys: int) -> Tensor:
     - L`` are undefined and must be masked. Read with rows of P - 1 entries, each row of the table starts one place
     further left than the row above: the relative shift of Dai et al. (2019, appendix B), without a gather.
     """
-    if table.shape[-1] <= keys:
+    if exporting() or table.shape[-1] <= keys:  # a graph serves all lengths
         table = F.pad(table, (0, 1))
     length, columns = table.shape[-2:]
     shifted = table.flatten(-2)[..., length - 1 : length * columns - 1].unflatten(-1, (length, columns - 1))
