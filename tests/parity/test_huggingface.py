@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import os
 from dataclasses import replace
@@ -176,7 +177,7 @@ def our_outputs(model: Model, batch: dict[str, Tensor], *, padded: bool) -> dict
     return out
 
 
-def their_outputs(model: Any, batch: dict[str, Tensor], *, padded: bool) -> dict[str, Any]:
+def their_outputs(model: Any, batch: dict[str, Tensor], *, padded: bool, attentions: bool = False) -> dict[str, Any]:
     given: dict[str, Any] = {"input_ids": batch["ids"]}
     if padded:
         given["attention_mask"] = batch["real"].long()
@@ -184,8 +185,10 @@ def their_outputs(model: Any, batch: dict[str, Tensor], *, padded: bool) -> dict
         given["token_type_ids"] = batch["segments"]
     if model.config.model_type == "xlnet":
         given["use_mems"] = False
-    result = model(**given, output_hidden_states=True)
+    result = model(**given, output_hidden_states=True, output_attentions=attentions)
     out: dict[str, Any] = {"states": result.hidden_states}
+    if attentions:
+        out["attentions"] = result.attentions
     logits = result.prediction_logits if "prediction_logits" in result else result.logits
     logits = logits[batch["real"]]
     out["rtd" if logits.ndim == 1 else "logits"] = logits
@@ -225,6 +228,37 @@ def test_states_and_heads(pair: tuple[str, Any, Model], lengths: list[int], segm
     with torch.no_grad():
         mine, other = our_outputs(ours, batch, padded=padded), their_outputs(theirs, batch, padded=padded)
     assert_equal(mine, other, batch["real"])
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS["odd"], LENGTHS["long"]], ids=["odd", "long"])
+def test_attention(pair: tuple[str, Any, Model], lengths: list[int]) -> None:
+    """The weights of every head, and ConvBERT's kernels, which transformers gives before their softmax."""
+    case, theirs, ours = pair[0], copy.deepcopy(pair[1]), pair[2]
+    batch = batch_of(case, lengths, CASES[case][3])
+    real, length = batch["real"], max(lengths)
+    theirs.set_attn_implementation("eager")
+    kernels: list[Tensor] = []
+    for name, module in theirs.named_modules():
+        if name.endswith("conv_kernel_layer"):
+            module.register_forward_hook(lambda _, __, out: kernels.append(out))
+    with torch.no_grad():
+        found = their_outputs(theirs, batch, padded=True, attentions=True)["attentions"]
+        states = ours.encoder(batch["ids"], doc=torch.where(real, 0, -1), segments=batch.get("segments"))
+        mine = [ours.encoder.attention_weights(states, layer) for layer in range(ours.encoder.depth)]
+    heads = found[0].shape[1]
+    assert len(mine) == len(found) and {len(weights[0]) for weights in mine} == {2 * heads if kernels else heads}
+    for weights, other in zip(mine, found, strict=True):
+        torch.testing.assert_close(
+            weights[:, :heads].transpose(1, 2)[real], other.transpose(1, 2)[real], atol=1e-5, rtol=0
+        )
+    for weights, kernel in zip(mine, kernels, strict=bool(kernels)):
+        taps = kernel.reshape(len(lengths), length, heads, -1).softmax(-1)
+        reach = taps.shape[-1] // 2
+        for query, key in itertools.product(range(length), repeat=2):
+            tap = key - query + reach
+            wanted = taps[:, query, :, tap] if 0 <= tap < taps.shape[-1] else torch.zeros(len(lengths), heads)
+            here = real[:, query] & real[:, key]
+            torch.testing.assert_close(weights[here, heads:, query, key], wanted[here], atol=1e-5, rtol=0)
 
 
 def test_gradients(pair: tuple[str, Any, Model]) -> None:
