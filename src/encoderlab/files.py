@@ -11,6 +11,7 @@ import math
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -281,3 +282,20 @@ def cache_folder() -> Path:
         return Path(home).expanduser()
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "encoderlab"
+
+
+def made_cache_folder(*names: str) -> Path:
+    """The folder of these names in :func:`cache_folder`, made if it is not there.
+
+    Raises:
+        ConfigError: nothing can be written there.
+    """
+    folder = cache_folder().joinpath(*names)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ConfigError(
+            f"{folder}: cannot be written ({error.strerror}); set {HOME} to a folder that can be"
+        ) from None
+    return folder

@@ -15,7 +15,7 @@ from encoderlab.corpus.python.prose import prose
 from encoderlab.corpus.python.tasks import plain, tagged, write_tasks
 from encoderlab.corpus.python.text import PythonFile, cached, passages, python_source, read_file
 from encoderlab.corpus.sources import Reading
-from encoderlab.errors import ConfigError, DataError
+from encoderlab.errors import ConfigError
 from tests.corpus.corpora import digests
 
 MODULES = (
@@ -233,7 +233,7 @@ def test_errors(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("ENCODERLAB_HOME", str(tmp_path / "file"))
     monkeypatch.setattr(python_text, "python_files", lambda size: [])
-    with pytest.raises(DataError, match="set ENCODERLAB_HOME"):
+    with pytest.raises(ConfigError, match="set ENCODERLAB_HOME"):
         python_source("python:stdlib")
 
 

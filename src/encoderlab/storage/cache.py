@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.files import CACHE_GB, cache_folder, fcntl, replace_file, write_bytes
+from encoderlab.files import CACHE_GB, fcntl, made_cache_folder, replace_file, write_bytes
 from encoderlab.files import sha256 as sha256_of
 from encoderlab.storage import places
 from encoderlab.storage.mirror import INDEX, WRITER
@@ -198,7 +198,7 @@ def _shrink() -> None:
 
 
 def _root() -> Path:
-    return cache_folder() / "storage"
+    return made_cache_folder("storage")
 
 
 def _name(url: str) -> str:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from encoderlab.errors import ConfigError, DataError, EncoderlabError
-from encoderlab.files import cache_folder, held_file, is_running, read_json, write_json
+from encoderlab.files import held_file, is_running, made_cache_folder, read_json, write_json
 from encoderlab.sealed import Seal
 from encoderlab.storage import places
 from encoderlab.storage.streams import open_file
@@ -46,7 +46,7 @@ Entry = tuple[int, int] | str  # of a file: its size and its time of change; of 
 def working_place(url: str) -> Path:
     """The local path where the files for ``url`` are made."""
     name = url.rstrip("/").rpartition("/")[2] or "out"
-    return cache_folder() / "storage" / "work" / hashlib.sha256(url.encode()).hexdigest()[:24] / name
+    return made_cache_folder("storage", "work", hashlib.sha256(url.encode()).hexdigest()[:24]) / name
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from pydoc_data import topics
 import numpy as np
 import pytest
 
+from encoderlab import files
 from encoderlab.cli import main
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Tokenizer
@@ -45,7 +46,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluate, "cache_folder", lambda: tmp_path / "home")
+    monkeypatch.setattr(files, "cache_folder", lambda: tmp_path / "home")
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: object) -> dict:
@@ -198,7 +199,7 @@ def test_a_home_that_cannot_be_written_is_named_with_the_remedy(
     (tmp_path / "home").write_text("a file, where a folder is needed")
     command = ["minimal-pairs", str(place / "model"), str(place / "pairs")]
     assert main(command) == 2
-    assert "set ENCODERLAB_HOME to another folder, or give --out" in capsys.readouterr().err
+    assert "set ENCODERLAB_HOME to a folder that can be" in capsys.readouterr().err
     assert main([*command, "--out", str(tmp_path / "pairs.jsonl")]) == 0
 
 

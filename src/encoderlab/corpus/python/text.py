@@ -36,9 +36,9 @@ from encoderlab.corpus.python.areas import PACKAGES, area_of
 from encoderlab.corpus.python.prose import comments, docstrings, prose
 from encoderlab.corpus.sealed import check_folder, seal_folder
 from encoderlab.corpus.sources import Source
-from encoderlab.errors import ConfigError, DataError, nearest
+from encoderlab.errors import ConfigError, nearest
 from encoderlab.execution.workers import cores, run_all
-from encoderlab.files import cache_folder
+from encoderlab.files import cache_folder, made_cache_folder
 from encoderlab.sealed import Damaged
 from encoderlab.seeds import derive
 
@@ -110,14 +110,7 @@ def cached(size: Size) -> Path:
 def _fill(folder: Path, files: Sequence[PythonFile]) -> None:
     """Write the two files of :func:`cached` into ``folder``, which appears complete or not at all."""
     items = assign(collect(files))
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    except OSError as error:
-        raise DataError(
-            f"{folder.parent}: cannot keep the text of this Python there ({error.strerror}); set ENCODERLAB_HOME to a "
-            "folder that can be written"
-        ) from None
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=made_cache_folder()))
     try:
         with open(temporary / "passages.jsonl", "w", encoding="utf-8", errors="replace") as file:
             for passage in items:

@@ -14,7 +14,7 @@ import numpy as np
 
 from encoderlab.corpus.tokenizer import Encoding, Tokenizer
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.files import HOME, cache_folder, json_line, locked, replace_file
+from encoderlab.files import json_line, locked, made_cache_folder, replace_file
 from encoderlab.measure.pairs.reading import Pair, read
 from encoderlab.measure.pairs.scorers import Scorer, scored
 from encoderlab.measure.pairs.statistics import Table, Ties, tabulate
@@ -149,17 +149,9 @@ def evaluate_files(
     measures = measures_of(scorers)
     settings = repr((key, surveyed.digest, measures, length_power, bad_first, CHUNK, len(surveyed.long)))
     name = hashlib.sha256(settings.encode()).hexdigest()[:16]
-    path = cache_folder() / "minimal-pairs" / name if out is None else out.with_name(f"{out.name}.part-{name}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    except OSError as error:
-        if out is not None:
-            raise
-        raise ConfigError(
-            f"{path.parent}: the scores cannot be kept there ({error.strerror}); set {HOME} to another folder, or give "
-            "--out"
-        ) from None
+    path = made_cache_folder("minimal-pairs") / name if out is None else out.with_name(f"{out.name}.part-{name}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
     skipped = set(surveyed.long)
     number_of = {name: place for place, name in enumerate(surveyed.paradigms)}
     with contextlib.ExitStack() as stack:
