@@ -171,18 +171,18 @@ def test_a_choice_is_made_by_its_kind() -> None:
         ({"layers.0.radius": 1}, "--set: unknown key 'layers.0'; it has no fields"),
         ({"layers": [], "layers.²": 1}, "--set: unknown key 'layers.²'; it has no fields"),
         ({"pages.first": 1}, "--set: unknown key 'pages.first'; it has no fields"),
-        ({"pages": "many"}, "--set: pages: Input should be a valid integer"),
+        ({"pages": "many"}, "--set: pages: expected a whole number"),
         ({"pages": "2.5"}, "(got 2.5)"),
         ({"pages": "0"}, "--set: pages is 0; give at least 1"),
         ({"size": "0"}, "--set: size is 0; give more than 0, such as 2.5, or null"),
         ({"size": ".inf"}, "--set: size is inf; give at most 99,999, such as 2.5, or null"),
         ({"margins": "[0, 1]"}, "--set: margins.1 is 1; give less than 1"),
-        ({"colour": "red"}, "--set: colour: Input should be 'black' or 'white' (got 'red')"),
-        ({"shape.radius": "wide"}, "--set: shape.radius: Input should be a valid number"),
-        ({"shape": "circle"}, "--set: shape: Input should be a mapping of fields to values (got 'circle')"),
-        ({"shape": "{kind: square, corners: [1, x]}"}, "--set: shape.corners.1: Input should be a valid integer"),
-        ({"pen.width": "wide"}, "--set: pen.width: Input should be a valid number"),
-        ({"options": "[[1, x]]"}, "--set: options.0.1: Input should be a valid number"),
+        ({"colour": "red"}, "--set: colour: expected 'black' or 'white' (got 'red')"),
+        ({"shape.radius": "wide"}, "--set: shape.radius: expected a number"),
+        ({"shape": "circle"}, "--set: shape: expected a mapping of fields to values (got 'circle')"),
+        ({"shape": "{kind: square, corners: [1, x]}"}, "--set: shape.corners.1: expected a whole number"),
+        ({"pen.width": "wide"}, "--set: pen.width: expected a number"),
+        ({"options": "[[1, x]]"}, "--set: options.0.1: expected a number"),
         ({"shape.kind.deep": "x"}, "--set: unknown key 'shape.kind.deep'; it has no fields"),
     ],
 )
@@ -204,7 +204,7 @@ def test_a_field_that_lies_deeper_is_named_by_its_paths() -> None:
 def test_the_place_is_named() -> None:
     with pytest.raises(ConfigError, match=r"^a.json: key 'title' is missing$"):
         from_dict(Drawing, {"pages": 2}, where="a.json")
-    with pytest.raises(ConfigError, match="^a.json: Input should be a mapping of fields to values"):
+    with pytest.raises(ConfigError, match="^a.json: expected a mapping of fields to values"):
         from_dict(Drawing, 3, where="a.json")
     with pytest.raises(ConfigError, match="^environment: unknown key 'shape.radios'"):
         override(Drawing(title="a"), {"shape.radios": "1"}, where="environment")

@@ -44,6 +44,17 @@ LIMITS = {  # pydantic's types of errors: what to give instead
     "finite_number": "a finite number",
     "too_short": "at least {min_length} entry",
 }
+EXPECTED = {  # first word of pydantic's types of errors: what a value should be
+    "tuple": "a list",
+    "list": "a list",
+    "dict": "a mapping of names to values",
+    "dataclass": "a mapping of fields to values",
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "string": "text",
+    "literal": "{expected}",
+}
 
 LARGEST_FILE = 1 << 20  # bytes in a file of settings
 MOST_VALUES, DEEPEST = 100_000, 100  # in one file, with repeated parts counted each time
@@ -127,8 +138,8 @@ def _validated(hint: Any, value: Any, where: str, path: str, inside: Any = None)
             others = _other_values(inside or hint, name)
             raise ConfigError(f"{prefix} is {first['input']}; give {limit}{others}") from None
         message = first["msg"].removeprefix("Value error, ")
-        if first["type"] == "dataclass_type":
-            message = "Input should be a mapping of fields to values"
+        if expected := EXPECTED.get(first["type"].partition("_")[0]):
+            message = f"expected {expected}".format(**first.get("ctx", {}))
         raise ConfigError(f"{prefix}: {message} (got {reprlib.repr(first['input'])})") from None
 
 
