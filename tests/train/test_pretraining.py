@@ -30,6 +30,8 @@ from encoderlab.objectives.hybrid import HybridSettings
 from encoderlab.objectives.mlm import MLMSettings
 from encoderlab.objectives.permutation import PermutationSettings
 from encoderlab.recipes import recipe
+from encoderlab.train.networks import full_operations
+from encoderlab.train.optim import Muon
 from encoderlab.train.pretraining import pretrain
 from encoderlab.train.recipe import Budget, Checkpoints, Evaluation, Execution, Phase, Recipe
 from tests.train.test_doctor import build, language
@@ -87,13 +89,38 @@ def test_a_masking_rate_that_changes_is_resumed_to_the_bit(corpus: Path, tmp_pat
 def test_progress_of_rows_over_phases() -> None:
     phases = (Phase(length=32, rows=8, share=0.5), Phase(length=64, rows=2, share=0.5))
     made = short("roberta-tiny", phases=phases, budget=Budget(amount=10))
-    assert [made.progress(number) for number in (0, 20, 40, 45, 50, 99)] == [0, 0.25, 0.5, 0.75, 1, 1]
+
+    def cost(phase: Phase) -> float:
+        return full_operations(made, phase)
+
+    assert [made.progress(number, cost) for number in (0, 20, 40, 45, 50, 99)] == [0, 0.25, 0.5, 0.75, 1, 1]
     made = replace(made, budget=Budget(amount=64 * 100, unit="tokens"))
-    assert [made.progress(number) for number in (0, 50, 100, 125, 150)] == [0, 0.25, 0.5, 0.75, 1]
+    assert [made.progress(number, cost) for number in (0, 50, 100, 125, 150)] == [0, 0.25, 0.5, 0.75, 1]
     flops = replace(made, budget=Budget(amount=1e9, unit="flops"))
     rows = [0.5e9 / (flops.operations(phase.length) * phase.length) for phase in phases]
-    assert flops.progress(int(rows[0] / 2)) == pytest.approx(0.25, abs=0.01)
-    assert flops.progress(int(sum(rows)) + 3) == 1.0
+    assert flops.progress(int(rows[0] / 2), cost) == pytest.approx(0.25, abs=0.01)
+    assert flops.progress(int(sum(rows)) + 3, cost) == 1.0
+
+
+@pytest.mark.parametrize("changes", [{"objective": "distill"}, {"optim": Muon(lr=1e-3)}])
+def test_a_masking_rate_reaches_its_end_with_a_budget_in_flops(
+    changes: dict[str, Any], corpus: Path, tmp_path: Path
+) -> None:
+    """The teacher's forward pass and Muon's iterations are a part of the budget."""
+    masking = Masking(rate=0.5, final_rate=0.1)
+    made = short("bert-tiny", format=FullSentences(), log_every=1)
+    made = replace(made, model=replace(made.model, pair=False), objective=MLMSettings(masking=masking))
+    if "optim" in changes:
+        made = replace(made, **changes)
+    else:
+        pretrain(short("bert-tiny"), corpus, tmp_path / "teacher")
+        teacher = str(tmp_path / "teacher" / "model")
+        made = replace(made, objective=DistillSettings(teacher=teacher, masking=masking))
+    made = replace(made, budget=Budget(amount=1e9, unit="flops"))
+    pretrain(made, corpus, tmp_path / "run")
+    *_, before, last = [line for line in metrics(tmp_path / "run") if line["split"] == "train"]
+    assert last["flops"] >= 1e9
+    assert last["counts"]["mlm"] / (last["tokens"] - before["tokens"]) == pytest.approx(0.1, abs=0.03)
 
 
 def test_a_masked_model_starts_from_a_left_to_right_one(

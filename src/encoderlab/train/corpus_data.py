@@ -23,6 +23,7 @@ from encoderlab.objectives.base import Objective
 from encoderlab.objectives.distill import Distill
 from encoderlab.train.data import Data
 from encoderlab.train.distributed import join
+from encoderlab.train.networks import full_operations
 from encoderlab.train.recipe import Phase, Recipe
 
 log = logging.getLogger(__name__)
@@ -46,15 +47,15 @@ def corpus_data(recipe: Recipe, objective: Objective, path: Path, tokenizer: Tok
         source.close()
     if (problem := splits.why_no_validation()) and splits.world.main:
         log.warning("no validation: %s; build the corpus with a larger validation share", problem)
-    hashes, teacher = {"corpus": sha256(path / MANIFEST), "tokenizer": tokenizer.hash()}, None
+    hashes = {"corpus": sha256(path / MANIFEST), "tokenizer": tokenizer.hash()}
     if isinstance(objective, Distill):
-        hashes["teacher"], teacher = weights_hash(objective.teacher), objective.teacher.config
+        hashes["teacher"] = weights_hash(objective.teacher)
     return Data(
         source=splits.training,
         validation=None if problem else splits.validation,
         hashes=hashes,
         bytes_per_token=splits.text.num_bytes / max(splits.text.num_tokens, 1),
-        operations=cache(lambda phase: recipe.operations(phase.length, teacher)),
+        operations=cache(lambda phase: recipe.operations(phase.length, splits.teacher)),
         tokenizer=tokenizer,
     )
 
@@ -66,6 +67,8 @@ class _Splits:
         self.recipe, self.objective, self.path, self.framing = recipe, objective, path, framing
         self.text, self.held_out = Corpus(path), Corpus(path, split="validation")
         self.world = join(recipe.execution.device)
+        self.teacher = objective.teacher.config if isinstance(objective, Distill) else None
+        self.cost = cache(lambda phase: full_operations(recipe, phase, self.teacher))
 
     def training(self, phase: Phase, rows: int, state: dict[str, int] | None) -> LoaderSource:
         """This process's part of batches of ``rows`` rows, from ``state`` or from the start."""
@@ -128,7 +131,7 @@ class _Splits:
 
     def _training_batch(self, rows: list[Row]) -> Batch:
         if self.recipe.objective.masking_changes:
-            rows = [replace(row, progress=self.recipe.progress(row.number)) for row in rows]
+            rows = [replace(row, progress=self.recipe.progress(row.number, self.cost)) for row in rows]
         return self._batch(rows, self.recipe.seed)
 
     def _batch(self, rows: list[Row], seed: int) -> Batch:

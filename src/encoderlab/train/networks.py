@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 
 from encoderlab.config import from_dict, read_file
 from encoderlab.corpus.shards import Corpus
@@ -22,7 +23,8 @@ from encoderlab.objectives.distill import DistillSettings
 from encoderlab.objectives.vocabulary import Vocabulary
 from encoderlab.train.continuing import continuing, same_ids, source_of, take
 from encoderlab.train.folder import RECIPE
-from encoderlab.train.recipe import Recipe
+from encoderlab.train.optim import Muon, group_parameters, update_operations
+from encoderlab.train.recipe import Phase, Recipe
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +102,18 @@ def check_length(recipe: Recipe, config: ModelConfig, name: str) -> int:
             f"rows of {longest} tokens exceed the {name}'s {limit} positions; shorten phases.length to {limit - beyond}"
         )
     return longest
+
+
+def full_operations(recipe: Recipe, phase: Phase, teacher: ModelConfig | None = None) -> float:
+    """Training FLOPs per token of ``phase`` if every row is full: :meth:`Recipe.operations`, and each token's share of
+    the products of an update.
+    """
+    update = 0.0
+    if isinstance(recipe.optim, Muon):
+        with torch.device("meta"):
+            networks = nn.ModuleList(Model(config) for config in filter(None, (recipe.model, recipe.generator)))
+        update = update_operations(group_parameters(networks, recipe.optim))
+    return recipe.operations(phase.length, teacher) + update / (phase.rows * phase.length)
 
 
 def build_objective(recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus, *, resumed: bool = False) -> Objective:

@@ -173,6 +173,18 @@ def group_parameters(module: nn.Module, optim: Optim) -> list[Group]:
     ]
 
 
+def update_operations(groups: list[Group]) -> float:
+    """FLOPs of one update's matrix products: Muon's iterations."""
+    sizes = [
+        (min(part.shape), max(part.shape))
+        for group in groups
+        if group.orthogonal
+        for name, weight in zip(group.names, group.parameters, strict=True)
+        for part in _published_tensors(name, weight.detach())
+    ]
+    return float(sum(NEWTON_SCHULZ_STEPS * (4 * m * m * n + 2 * m**3) for m, n in sizes))
+
+
 def _layer_matrices(module: nn.Module) -> set[str]:
     """The names of the linear maps inside the layers of all encoders, without tables, heads and convolutions."""
     return {
@@ -398,15 +410,8 @@ class Optimizer:
 
     @cached_property  # because the loop asks at every step
     def operations(self) -> float:
-        """FLOPs of one update's matrix products: Muon's iterations."""
-        sizes = [
-            (min(part.shape), max(part.shape))
-            for group in self.groups
-            if group.orthogonal
-            for name, weight in zip(group.names, group.parameters, strict=True)
-            for part in _published_tensors(name, weight.detach())
-        ]
-        return float(sum(NEWTON_SCHULZ_STEPS * (4 * m * m * n + 2 * m**3) for m, n in sizes))
+        """:func:`update_operations` of its groups."""
+        return update_operations(self.groups)
 
     @torch.no_grad()
     def update_ratio(self, lr: float) -> Tensor:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Annotated, Any, Literal, NamedTuple
@@ -277,16 +277,19 @@ class Recipe(Training):
             schedule = replace(schedule, warmup=schedule.warmup / published.amount)
         return replace(self, budget=budget, schedule=schedule)
 
-    def progress(self, number: int) -> float:
-        """The share of the run before row ``number``, if every row is full; for budgets in steps, tokens or FLOPs."""
+    def progress(self, number: int, cost: Callable[[Phase], float]) -> float:
+        """The share of the run before row ``number``, if every row is full; for budgets in steps, tokens or FLOPs.
+
+        ``cost``: FLOPs per token of a phase; asked if the budget is in FLOPs.
+        """
         done = 0.0
         for phase in self.phases:
             amount = phase.share * self.budget.amount
             if self.budget.unit == "steps":
                 rows = amount * phase.rows
             else:
-                cost = self.operations(phase.length) if self.budget.unit == "flops" else 1.0
-                rows = amount / (cost * phase.length)
+                of_token = cost(phase) if self.budget.unit == "flops" else 1.0
+                rows = amount / (of_token * phase.length)
             if number < rows:
                 return done + phase.share * number / rows
             done, number = done + phase.share, number - math.ceil(rows)
