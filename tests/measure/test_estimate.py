@@ -10,6 +10,8 @@ from encoderlab.interchange import folder as folders
 from encoderlab.measure import estimate
 from encoderlab.model import Model
 from encoderlab.models.base import resized
+from encoderlab.train.networks import bare_objective
+from encoderlab.train.optim import Muon, Optimizer, group_parameters
 from encoderlab.train.recipe import Budget, Execution
 
 
@@ -77,3 +79,13 @@ def test_a_teacher_counts_where_the_recipe_names_it(tmp_path):
     assert set(alone.parameters) == {"model"} and set(both.parameters) == {"model", "teacher"}
     assert both.flops_per_token == pytest.approx(recipe.operations(128, teacher))
     assert both.memory - alone.memory == 4 * both.parameters["teacher"]
+
+
+def test_muons_iterations_count():
+    recipe = replace(recipes.recipe("bert-mini"), optim=Muon(), budget=Budget(amount=100))
+    with torch.device("meta"):
+        update = Optimizer(group_parameters(bare_objective(recipe), recipe.optim), recipe.optim).operations
+    whole = 100 * (8 * 128 * recipe.operations(128) + update)
+    assert estimate.estimate(recipe).flops == pytest.approx(whole)
+    found = estimate.estimate(replace(recipe, budget=Budget(amount=whole, unit="flops")))
+    assert found.tokens == pytest.approx(100 * 8 * 128)

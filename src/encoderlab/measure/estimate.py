@@ -12,6 +12,7 @@ from encoderlab.model import count_parameters
 from encoderlab.models import flops
 from encoderlab.models.base import ModelConfig
 from encoderlab.objectives.distill import DistillSettings
+from encoderlab.train.networks import full_operations
 from encoderlab.train.precision import widened
 from encoderlab.train.recipe import Phase, Recipe
 
@@ -72,7 +73,7 @@ def _work(recipe: Recipe, teacher: ModelConfig | None) -> tuple[float, float | N
     """FLOPs per token, the mean over the budget, and its tokens; None for a budget in hours."""
     budget, costs, sizes = recipe.budget, [], []
     for phase in recipe.phases:
-        cost = recipe.operations(phase.length, teacher)
+        cost = full_operations(recipe, phase, teacher)
         # Tokens of a unit of the budget; of an hour up to a factor, the machine's rate.
         size = {"steps": phase.rows * phase.length, "tokens": 1, "flops": 1 / cost, "hours": 1 / cost}[budget.unit]
         costs.append(cost)
