@@ -250,6 +250,18 @@ def test_a_head_that_reads_the_token_before_stays_good_both_ways(name: str, kind
     check(recipe)
 
 
+def test_passes_are_a_limit_for_other_rows_too() -> None:
+    with torch.device("meta"):
+        model = Model(CONFIGS["bert"])
+    phases = [{"length": 32, "rows": 4, "share": 0.5}, {"length": 64, "rows": 8, "share": 0.5}]
+    made = object.__new__(stages.Adaptation)
+    for more, steps, every in (({}, 625, 31), ({"budget.amount": 6}, 6, 31), ({"evaluation.every": 7}, 625, 7)):
+        made.plan = stages.AdaptationPlan(model="", text=("",), passes=2, fields={"phases": phases, **more})
+        recipe = made._recipe(model, None, 1e5)
+        assert (recipe.budget.amount, recipe.evaluation.every) == (steps, every)
+        assert [phase.rows for phase in recipe.phases] == [4, 8]
+
+
 def test_every_family_has_a_recipe() -> None:
     for family in FAMILIES.values():
         for config in family.sizes.values():

@@ -80,22 +80,29 @@ def recipe_of(model: Model, generator: Model | None, *, tokens: float, passes: f
         trained = _trained(_new_generator(config) if generator is None else generator.config)
         base = replace(base, fresh_generator=generator is None, generator=trained)
     lr = min(3e-4, max(1e-4, 1e-4 * 768 / config.encoder.width))
-    steps = max(1, round(tokens * passes / (phase.length * phase.rows)))
-    return replace(
+    recipe = replace(
         base,
         name="adapt",
         model=_trained(replace(config, pair=False)),
         objective=objective,
         format=format,
         phases=(phase,),
-        budget=Budget(amount=steps),
         optim=AdamW(lr=lr, weight_decay=0.01),
         schedule=Polynomial(warmup=WARMUP),
-        evaluation=Evaluation(every=max(1, steps // VALIDATIONS), rows=256, best="loss", patience=PATIENCE),
+        evaluation=Evaluation(rows=256, best="loss", patience=PATIENCE),
         checkpoints=Checkpoints(minutes=5.0),
         clip=1.0,
         seed=seed,
     )
+    return for_passes(recipe, tokens, passes)
+
+
+def for_passes(recipe: Recipe, tokens: float, passes: float) -> Recipe:
+    """The recipe with the steps that its phases need for ``passes`` over ``tokens`` tokens, and their validations."""
+    of_step = sum(phase.share * phase.length * phase.rows for phase in recipe.phases)
+    steps = max(1, round(tokens * passes / of_step))
+    evaluation = replace(recipe.evaluation, every=max(1, steps // VALIDATIONS))
+    return replace(recipe, budget=Budget(amount=steps), evaluation=evaluation)
 
 
 def _trained(config: ModelConfig) -> ModelConfig:

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from encoderlab.adapt import measure
-from encoderlab.adapt.recipe import recipe_of
+from encoderlab.adapt.recipe import for_passes, recipe_of
 from encoderlab.adapt.text import SourceText, TextAmount, choose, chosen, read, split
 from encoderlab.adapt.vocabulary import extend, family_of, retrain, rows, transplant
 from encoderlab.batches.loader import Loader
@@ -447,8 +447,11 @@ class Adaptation:
         return True
 
     def _recipe(self, model: Model, generator: Model | None, tokens: float) -> Recipe:
-        recipe = recipe_of(model, generator, tokens=tokens, passes=self.plan.passes, seed=self.plan.seed)
-        return override(recipe, self.plan.fields, where="--set") if self.plan.fields else recipe
+        fields, passes = self.plan.fields, self.plan.passes
+        recipe = recipe_of(model, generator, tokens=tokens, passes=passes, seed=self.plan.seed)
+        if phases := {name: value for name, value in fields.items() if name.partition(".")[0] == "phases"}:
+            recipe = for_passes(override(recipe, phases, where="--set"), tokens, passes)
+        return override(recipe, fields, where="--set") if fields else recipe
 
     def _train(self) -> dict[str, Any]:
         recipe, corpus = self.recipe(), self.out / "corpus"
