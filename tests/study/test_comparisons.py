@@ -62,6 +62,8 @@ def test_verdicts() -> None:
     assert verdict(0.2, 0.9, 0.2) == "cannot be told at this budget"
     assert verdict(0.01, 0.02, 0.4, margin=0.05) == "does not hold"
     assert verdict(0.01, 0.08, 0.4, margin=0.05) == "cannot be told at this budget"
+    assert verdict(0.01, 0.02, 0.01, margin=0.05) == "does not hold"  # beyond chance, but too little to matter
+    assert verdict(0.06, 0.08, 0.01, margin=0.05) == "holds"
 
 
 def test_a_power_law_is_found_again() -> None:

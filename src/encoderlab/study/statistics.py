@@ -66,12 +66,12 @@ def verdict(difference: float, high: float, adjusted: float, margin: float | Non
     """Holds: better, beyond chance over the whole family. Does not hold: worse beyond chance, or not better by
     ``margin``.
 
-    The latter if the 95% interval excludes an improvement of ``margin``.
+    The latter if the 95% interval excludes an improvement of ``margin``, also for one that is beyond chance.
     """
-    if adjusted < LEVEL:
-        return "holds" if difference > 0 else "does not hold"
     if margin is not None and high < margin:
         return "does not hold"
+    if adjusted < LEVEL:
+        return "holds" if difference > 0 else "does not hold"
     return "cannot be told at this budget"
 
 
