@@ -112,8 +112,8 @@ def _cost(record: Mapping[str, Any]) -> dict[str, str]:
         )
     rows |= {
         "Objective": training["objective"],
-        "Rate": f"{recipe['optim']['lr']:g}, warmed up over {recipe['schedule']['warmup']:.0%} of the steps, then to 0",
-        "Steps": f"{training['steps']:,} of {training['planned']:,.0f}; the weights are of step {training['best']:,}",
+        "Rate": _rate(recipe),
+        "Steps": _steps(training),
         "Tokens": f"{training['tokens']:,}",
         "Time": duration(training["training_seconds"]),
         "Parameters": f"{record['parameters']:,}",
@@ -129,6 +129,18 @@ def _cost(record: Mapping[str, Any]) -> dict[str, str]:
     if vocabulary.get("words"):
         rows["First words added"] = ", ".join(vocabulary["words"])
     return rows
+
+
+def _rate(recipe: Mapping[str, Any]) -> str:
+    schedule = recipe["schedule"]
+    warmup, usual = schedule["warmup"], schedule["kind"] == "polynomial" and not schedule["end"]
+    over = f"{warmup:g} steps" if warmup >= 1 else f"{warmup:.0%} of the budget"
+    return f"{recipe['optim']['lr']:g}, warmed up over {over}, then {'to 0' if usual else schedule['kind']}"
+
+
+def _steps(training: Mapping[str, Any]) -> str:
+    planned = f" of {training['planned']:,.0f}" if training["recipe"]["budget"]["unit"] == "steps" else ""
+    return f"{training['steps']:,}{planned}; the weights are of step {training['best']:,}"
 
 
 def _limits(record: Mapping[str, Any]) -> list[str]:

@@ -43,7 +43,7 @@ from encoderlab.corpus.sealed import ORIGIN
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.files import sha256, write_json
+from encoderlab.files import read_json, sha256, write_json
 from encoderlab.inference import tokenizer_of
 from encoderlab.interchange import checksums
 from encoderlab.interchange import folder as folders
@@ -56,7 +56,7 @@ from encoderlab.model import Model, count_parameters
 from encoderlab.models.base import resized
 from encoderlab.objectives.distill import DistillSettings
 from encoderlab.sealed import Damaged, digest, read_record, write_record
-from encoderlab.train.checkpoint import put_aside
+from encoderlab.train.checkpoint import STATE, put_aside
 from encoderlab.train.checks import check
 from encoderlab.train.corpus_data import row_framing
 from encoderlab.train.distributed import join
@@ -471,7 +471,7 @@ class Adaptation:
             "flops": last.get("flops"),
             "training_seconds": outcome.seconds,
             "held": held,
-            "best": min(held, key=lambda one: one[1])[0] if held else outcome.step,
+            "best": read_json(outcome.best / STATE)["step"] if outcome.best else outcome.step,
             "objective": recipe.objective.kind,
             "recipe": to_dict(recipe),
         }
