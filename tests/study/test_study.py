@@ -298,6 +298,10 @@ def test_the_page_is_whole(whole: tuple[dict[str, Any], str, list[str]]) -> None
         ({"set": {**SMALL["set"], "seed": 7}}, "arm 'few' sets 'seed', which every run has from 'seeds'; leave it out"),
         ({"vary": {"budget.amount": [2, 4]}}, "arm 'few amount=2' sets 'budget.amount', which every run has from"),
         ({"tune": {"field": "seed"}}, "tune sets 'seed'"),
+        (
+            {"arms": {"few": None}, "tune": {"field": "objective.masking.mask", "factors": [1, 2]}},
+            "arm 'few', the trial of objective.masking.mask 1.6: mask 1.6 and random 0.1 add up to more than 1",
+        ),
         ({"margins": {"loss": -0.1}}, "margins is -0.1; give at least 0"),
         ({"arms": {"few": {"set": {"model.lm": None}}}}, "arm 'few' at 4 steps: .*LM head"),
         (

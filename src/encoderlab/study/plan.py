@@ -152,11 +152,13 @@ class StudyPlan:
         tune = self.study.tune
         if tune is None:
             return []
-        return [
-            self._cell(arm, amount, self.study.seed_numbers[0], trial=float(f"{self.base_value(arm) * factor:.6g}"))
-            for arm, amount in self.places
-            for factor in tune.factors
-        ]
+        cells = []
+        for arm, amount in self.places:
+            for factor in tune.factors:
+                value = float(f"{self.base_value(arm) * factor:.6g}")
+                with _named(f"arm {arm!r}, the trial of {tune.field} {value:g}"):
+                    cells.append(self._cell(arm, amount, self.study.seed_numbers[0], trial=value))
+        return cells
 
     def cells(self, chosen: Mapping[tuple[str, float], float | None]) -> list[Cell]:
         """The runs to compare, with the values ``chosen`` by arm and budget; arms vary fastest, so that a study that is
