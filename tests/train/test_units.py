@@ -15,6 +15,7 @@ from encoderlab.train.units import clock, duration, quantity
         (999_900, "1 M"),
         (999.4e6, "999 M"),
         (3.3e9, "3.3 B"),
+        (1.7e12, "1.7 T"),
     ],
 )
 def test_quantities_have_three_digits(number: float, words: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 def quantity(number: float, space: str = " ") -> str:
     """Three digits and a unit: ``950``, ``20.4 k``, ``4.9 M``."""
-    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= 0.9995 * size:  # numbers that three digits would round up to it
             return f"{number / size:.3g}{space}{unit}"
     return f"{number:.3g}"
