@@ -63,6 +63,16 @@ def test_a_pair_on_two_lines_in_either_order(tmp_path: Path) -> None:
         ("a.jsonl", '\n{"sentence_good": ', "a.jsonl:2: not valid JSON"),
         ("a.jsonl", "[]", None),
         ("a.csv", "text,label\na,b\n", "a.csv:2: no field 'sentence_good'; .* this record has text, label"),
+        (
+            "a.csv",
+            "good,bad\na,b\nHe left, she said.,He leave\na,b\n",
+            "a.csv:3: number of columns 3, .* a comma ",
+        ),
+        (
+            "a.tsv",
+            "good\tbad\n" + "a\tb\n" * 150 + "a\n",
+            "a.tsv:152: number of columns 1, expected 2 .* a tab ",
+        ),
         ("a.txt", "a\n\nb\n", "a.txt:2: is empty, expected the second sentence"),
         ("a.txt", "a\nb\nc\n", "a.txt:3: the second sentence of the last pair is missing"),
     ],

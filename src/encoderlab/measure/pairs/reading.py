@@ -6,14 +6,16 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from encoderlab.errors import DataError
 from encoderlab.records.opening import COMPRESSED
+from encoderlab.records.reading import SEPARATORS
 from encoderlab.seeds import generator
 from encoderlab.tasks.data.examples import Remarks
-from encoderlab.tasks.data.records import check_once, columns, lines, records, starts_with, suffix, table
+from encoderlab.tasks.data.records import check_once, columns, dialect, lines, records, rows, starts_with, suffix
 
 KINDS = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".csv", ".tsv", ".txt")
 SENTENCES = (("sentence_good", "sentence_bad"), ("good", "bad"))
@@ -63,22 +65,35 @@ def read(path: Path, *, bad_first: bool = False) -> Iterator[Pair]:
     the name of its file.
 
     Raises:
-        DataError: a field is missing, a sentence is empty or not text, or a pair is not complete; with file and line.
+        DataError: a field is missing, a sentence is empty or not text, a pair is not complete, or a row of a table has
+            more or fewer columns than the header; with file and line.
     """
     kind = suffix(path)
     name = path.name.removesuffix(path.suffix) if path.suffix.lower() in COMPRESSED else path.name
     stem = Path(name).stem
     if kind in (".csv", ".tsv"):
-        remarks = Remarks(path)
-        names = columns(path, remarks)
-        check_once(path, names, [name for known in (*SENTENCES, PARADIGM, PHENOMENON) for name in known])
-        yield from (_of_record(record.fields, stem, path, record.row) for record in table(path, names, remarks))
+        yield from (_of_record(fields, stem, path, row) for row, fields in _of_table(path))
     elif kind in KINDS[:5] or starts_with(path, "{"):
         yield from (_of_record(record.fields, stem, path, record.row) for record in records(path))
     else:
         for first, second, place in _on_two_lines(path):
             good, bad = (second, first) if bad_first else (first, second)
             yield Pair(good, bad, stem, "", place)
+
+
+def _of_table(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """Line and fields of every row. None is left out or cut, because each counts."""
+    remarks = Remarks(path)
+    names = columns(path, remarks)
+    check_once(path, names, [name for known in (*SENTENCES, PARADIGM, PHENOMENON) for name in known])
+    style = dialect(path, remarks)
+    for row, cells in islice(rows(path, style), 1, None):
+        if len(cells) != len(names):
+            raise DataError(
+                f"{path}:{row}: number of columns {len(cells)}, expected {len(names)} as in the header; correct "
+                f"the row (a sentence with a {SEPARATORS[style.separator]} needs quotes)"
+            )
+        yield row, dict(zip(names, cells, strict=True))
 
 
 def _of_record(fields: Mapping[str, Any], stem: str, path: Path, row: int) -> Pair:
