@@ -290,6 +290,24 @@ def test_word_lists_and_nested_spans(tmp_path):
     assert task("cluener").load(tmp_path, "train").examples[0].tags == ("O", "B-game", *["I-game"] * 3, "O")
 
 
+@pytest.mark.parametrize(
+    ("words", "tags", "expected"),
+    [
+        ("['EU', \"it's\"]", "['B-ORG', 'O']", ("B-ORG", "O")),  # Python
+        ("['EU', \"it's\"]", "[3, 0]", ("3", "0")),
+        ("['EU' \"it's\"]", "['B-ORG'\n 'O']", ("B-ORG", "O")),  # NumPy
+        ("['EU' \"it's\"]", "[ 3  0]", ("3", "0")),
+        ('["EU", "it\'s"]', "[3, 0]", ("3", "0")),  # JSON
+        ("EU it's", "3 0", ("3", "0")),
+    ],
+)
+def test_lists_in_a_cell_as_pandas_writes_them(tmp_path, words, tags, expected):
+    cells = ",".join('"{}"'.format(cell.replace('"', '""')) for cell in (words, tags))
+    path = write(tmp_path / "t.csv", f"tokens,ner_tags\n{cells}\n")
+    (sentence,) = WordLists().read(path, Remarks(path))
+    assert (sentence.words, sentence.tags) == (("EU", "it's"), expected)
+
+
 def squad(tmp_path, answers, context="The cat sat on the mat.", **more):
     qa = {"id": "q1", "question": "Who sat?", "answers": answers} | more
     return write(

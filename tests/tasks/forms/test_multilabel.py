@@ -63,6 +63,14 @@ def test_cells_with_several_labels_are_known_by_their_separator(tmp_path: Path, 
     assert [example.label for example in found.examples] == [tuple(filter(None, labels)) for labels in expected]
 
 
+@pytest.mark.parametrize(
+    "cell", ["['Arts, Crafts', \"it's\"]", "['Arts, Crafts' \"it's\"]", "['Arts, Crafts', None, \"it's\"]"]
+)
+def test_a_list_as_pandas_writes_it_keeps_commas_in_names(tmp_path: Path, cell: str) -> None:
+    task, _ = task_of(table(tmp_path / "t.csv", cell.replace('"', '""'), "[]"))
+    assert [one.label for one in task.read([tmp_path / "t.csv"], "train").examples] == [("Arts, Crafts", "it's"), ()]
+
+
 def test_lists_of_json_are_labels(tmp_path: Path) -> None:
     path = lines(tmp_path / "t.jsonl", ["b", "a"], [], [1, "a", "a"])
     task, _ = task_of(path)

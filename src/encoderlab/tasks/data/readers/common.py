@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -140,6 +143,20 @@ def label_of(value: Any) -> str | None:
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return str(value)
+
+
+def written_list(cell: str) -> list[Any] | None:
+    """The list in a cell, as JSON, Python or NumPy write it (pandas, in a CSV); None for another text."""
+    if not cell.startswith("[") or not cell.endswith("]"):
+        return None
+    # NumPy writes no commas, and without them Python would join the texts.
+    between = r"""(?<=['"])\s+(?=['"])""" if "'" in cell or '"' in cell else r"(?<=\d)\s+(?=\d)"
+    for read, written in ((json.loads, cell), (ast.literal_eval, re.sub(between, ", ", cell))):
+        with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            found = read(written)
+            if isinstance(found, list):
+                return found
+    return None
 
 
 def nearest_place(text: str, mention: str, start: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from encoderlab.tasks.data.readers.common import (
     reaches,
     records,
     text_of,
+    written_list,
 )
 
 
@@ -33,7 +33,7 @@ class Columns(Layout):
         id: None takes the number of the row in the file, from 0.
         quoted: of a tab-separated file, see :func:`encoderlab.tasks.data.records.table`.
         only: a column and its value in the rows that are read.
-        several: the separator of the labels in a cell; ``"[]"`` for JSON lists.
+        several: the separator of the labels in a cell; ``"[]"`` for lists (:func:`written_list`).
     """
 
     text: str
@@ -94,9 +94,10 @@ def _labels_of(value: Any, several: str | None) -> str | tuple[str, ...] | None:
 def parts_of(cell: str, several: str) -> tuple[str, ...]:
     """The labels in a cell, separated by ``several`` (:class:`Columns`)."""
     if several == "[]":
-        try:
-            parts = [str(part) for part in json.loads(cell or "[]")]
-        except (TypeError, ValueError):  # a list as Python writes it
+        listed = written_list(cell.strip())
+        if listed is not None:
+            parts = [str(part) for part in listed if part is not None]
+        else:  # without quotes
             parts = [part.strip("\"' ") for part in cell.strip("[] ").split(",")]
     else:
         parts = cell.split(several)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import contextlib
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +14,7 @@ from encoderlab.corpus.words import is_cjk
 from encoderlab.errors import DataError
 from encoderlab.tasks.data import records as tables
 from encoderlab.tasks.data.examples import Remarks, TaggedWords
-from encoderlab.tasks.data.readers.common import Layout, id_of, nearest_place, nested, records, text_of
+from encoderlab.tasks.data.readers.common import Layout, id_of, nearest_place, nested, records, text_of, written_list
 from encoderlab.tasks.scoring.entities import (
     Entity,
     Scheme,
@@ -129,8 +126,8 @@ class WordLists(Layout):
     def _sentences(self, path: Path, remarks: Remarks) -> Iterator[TaggedWords]:
         for record in records(path, remarks, self.needs, self.tags, quoted=False):
             try:
-                words = _items(record.fields.get(self.words))
-                tags = None if self.tags is None else _items(record.fields.get(self.tags))
+                words = _items(record.fields.get(self.words), str)
+                tags = None if self.tags is None else _items(record.fields.get(self.tags), str, int)
             except TypeError as error:
                 raise DataError(
                     f"{path}:{record.row}: {self.words!r} or {self.tags!r} is not a list ({error}); correct the record"
@@ -229,29 +226,18 @@ def cells_of(line: str) -> list[str]:
     return line.split("\t") if "\t" in line else [cell for cell in line.split(" ") if cell]
 
 
-def _items(value: Any) -> tuple[str, ...] | None:
-    """A list of words or tags, or a text of them; None if there is none."""
+def _items(value: Any, *kinds: type) -> tuple[str, ...] | None:
+    """A list of words or tags, or a text of them; None if there is none. ``kinds``: of the values in a written list."""
     if value is None:
         return None
-    if isinstance(value, str) and (listed := _written_list(value)) is not None:
-        return listed
     if isinstance(value, str):
+        listed = written_list(value)
+        if listed is not None and all(type(one) in kinds for one in listed):
+            return tuple(map(str, listed))
         return tuple(value.split("\x02") if "\x02" in value else value.split())  # as ERNIE's files separate
     if None in value:
         raise TypeError(f"{value} contains null")
     return tuple(map(str, value))
-
-
-def _written_list(cell: str) -> tuple[str, ...] | None:
-    """The texts of a list as JSON or Python write it (pandas, in a CSV); None for another text."""
-    if not cell.startswith("[") or not cell.endswith("]"):
-        return None
-    for read in (json.loads, ast.literal_eval):
-        with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-            found = read(cell)
-            if isinstance(found, list) and all(isinstance(one, str) for one in found):
-                return tuple(found)
-    return None
 
 
 # Which files have a word per line
