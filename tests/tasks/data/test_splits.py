@@ -9,7 +9,7 @@ from encoderlab.errors import DataError
 from encoderlab.tasks.data import suites
 from encoderlab.tasks.data.infer import task_of
 from encoderlab.tasks.data.splits import completed, hold_out, remarks_of, without_fillers
-from encoderlab.tasks.data.task import Split, Text
+from encoderlab.tasks.data.task import Split, Text, labels_of
 from tests.tasks.synthetic import data
 
 
@@ -94,6 +94,12 @@ def test_a_number_is_written_in_one_way(tmp_path):
     task, _ = task_of(path)
     with pytest.raises(DataError, match="labels '1' and '1.0' are one number"):
         completed(task, task.read([path], "train"))
+
+
+def test_equal_numbers_have_one_order_in_every_process():
+    names = [f"{zeros}{number}" for number in range(1, 9) for zeros in ("00", "0", "")]
+    examples = [Text(id=name, text="a", label=name) for name in names]
+    assert labels_of(examples) == labels_of(examples[::-1]) == tuple(names)
 
 
 def test_labels_that_differ_in_case_alone_are_said(tmp_path):

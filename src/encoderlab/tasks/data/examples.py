@@ -145,8 +145,11 @@ def is_unlabelled(example: Example) -> bool:
 
 
 def labels_of(examples: Sequence[Example]) -> tuple[str, ...]:
-    """The labels or tags that occur: in numerical order if all are numbers, else by name with ``O`` first."""
-    labels = {label for example in examples for label in example.labels}
+    """The labels or tags that occur: in numerical order if all are numbers, else by name with ``O`` first.
+
+    Equal numbers (1 and 01) are in the order of their names, so that every process has the same order.
+    """
+    labels = sorted({label for example in examples for label in example.labels})
     try:
         return tuple(sorted(labels, key=float))
     except ValueError:
