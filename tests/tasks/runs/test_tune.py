@@ -19,6 +19,9 @@ def test_spaces_are_ranges_or_lists():
     assert space["optim.lr"].logarithmic and not space["epochs"].logarithmic
     with pytest.raises(ConfigError, match="expected field=low:high"):
         parse_space(["lr"])
+    for word in ("lr=1e-5:x", "lr=:1e-3", "lr=1e-5:1e-4:1e-3", "lr=a:b"):
+        with pytest.raises(ConfigError, match=f"^--tune {word}: a range has two numbers; expected field=low:high"):
+            parse_space([word])
     with pytest.raises(ConfigError, match="range 3:2 is empty"):
         parse_space(["epochs=3:2"])
     with pytest.raises(ConfigError, match="^trials is 0; give at least 1"):

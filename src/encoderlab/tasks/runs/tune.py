@@ -55,14 +55,17 @@ def parse_space(words: Sequence[str]) -> dict[str, Range | tuple[Any, ...]]:
     """``["lr=1e-5:1e-3", "batch=16,32"]`` as a space.
 
     Raises:
-        ConfigError: a word without ``=`` or values, or an empty range.
+        ConfigError: a word without ``=`` or values, a range without two numbers, or an empty one.
     """
     space: dict[str, Range | tuple[Any, ...]] = {}
     expected = "field=low:high or field=value,value, such as lr=1e-5:1e-3"
     for word in words:
         field, values = split_assignment(word, "--tune", expected)
         low, colon, high = values.partition(":")
-        space[field] = Range(low=parse_value(low), high=parse_value(high)) if colon else parse_values(values)
+        ends = (parse_value(low), parse_value(high)) if colon else ()
+        if any(isinstance(end, bool) or not isinstance(end, (int, float)) for end in ends):
+            raise ConfigError(f"--tune {word}: a range has two numbers; expected {expected}")
+        space[field] = Range(low=ends[0], high=ends[1]) if ends else parse_values(values)
     return space
 
 
