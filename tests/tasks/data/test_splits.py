@@ -49,6 +49,19 @@ def test_hold_out_keeps_equal_texts_together(tmp_path):
     assert {e.text for e in hold_out(turned)[1].examples} == {e.text for e in dev.examples}
 
 
+def test_hold_out_of_questions_without_a_passage_depends_on_no_order(tmp_path):
+    path = tmp_path / "q.csv"
+    rows = [f"which?,{i % 50},{i % 50 + 1},A" for i in range(100)]
+
+    def parts(rows):
+        path.write_text("\n".join(["question,option1,option2,answer", *rows]))
+        return [{one.options for one in part.examples} for part in hold_out(task_of(path)[0].read([path], "train"))]
+
+    train, dev = parts(rows)
+    assert len(dev) == 5 and not train & dev
+    assert parts(sorted(rows)) == [train, dev]
+
+
 def test_small_files_are_held_out_of_too_and_said_to_measure_little(tmp_path):
     path = tmp_path / "t.csv"
     for texts in (10, 24, 60):

@@ -64,8 +64,10 @@ def hold_out(split: Split) -> tuple[Split, Split]:
 
 
 def text_hash(example: Example) -> int:
-    """A number that depends on the text of an example alone: an order that no order of the rows can bias."""
-    key = example.source or example.id
+    """A number that depends on the text of an example alone (without one, on all that a model sees): an order that no
+    order of the rows can bias.
+    """
+    key = example.source or repr(example.content)
     return int.from_bytes(hashlib.blake2b(key.encode(errors="surrogatepass"), digest_size=8).digest(), "big")
 
 
