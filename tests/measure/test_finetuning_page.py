@@ -126,6 +126,20 @@ def test_search_fresh_weights_and_several_runs_are_shown(folders, tmp_path, caps
     capsys.readouterr()
 
 
+def test_runs_are_compared_on_the_splits_that_they_share(folders, tmp_path) -> None:
+    """In any order of the folders; and only where the data of a split is the same."""
+    task, splits = data("single", train=16, dev=12)
+    for name, more in (("dev", {}), ("further", {"test": replace(splits["dev"], name="test", sha256="further")})):
+        run(PROTOCOL, model(), task, {**splits, **more}, tmp_path / name, origin=Origin(folder="models/small"))
+    for places in ([folders["single"], tmp_path / "dev"], [tmp_path / "dev", folders["single"]]):
+        page = make(places)
+        assert page.head == ["metric", "Development set", "Test set"] and "cannot be compared" not in page.html
+        assert {name: cells[2] == "–" for name, cells in page.rows} == {"single, dev": True, "single, single": False}
+    page = make([folders["single"], tmp_path / "further"])
+    assert page.html.count("single, test set") == 2
+    assert "single: the data of the test set differ, so their scores on it cannot be compared." in page.html
+
+
 def test_a_suite_is_a_folder_of_tasks(folders: Mapping[str, Path]) -> None:
     suite = folders["single"].parent
     page = make([suite])

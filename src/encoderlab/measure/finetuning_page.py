@@ -108,25 +108,32 @@ def _baselines(tuning: Finetuning, split: str) -> list[MethodScores]:
 
 
 def plots(named: Sequence[tuple[str, Finetuning]], *, by: str = "") -> list[TaskScores]:
-    """A strip plot for every split of one task on the same data. Two systems with the same seeds are compared."""
-    tuning = named[-1][1]
+    """A strip plot for every split of one task, one for each data of the split. Two systems with the same seeds are
+    compared.
+    """
+    made = []
+    for split in dict.fromkeys(split for _, one in named for split in one.splits):
+        with_it = [(name, one) for name, one in named if split in one.splits]
+        for digest in dict.fromkeys(one.record["data"][split] for _, one in with_it):
+            made.append(_plot(split, [pair for pair in with_it if pair[1].record["data"][split] == digest], by))
+    return made
+
+
+def _plot(split: str, named: Sequence[tuple[str, Finetuning]], by: str) -> TaskScores:
+    """The strip plot of systems with scores on the same data."""
+    (first, _), (last, tuning) = named[0], named[-1]
     seeds = {tuple(run.seed for run in one.ended) for _, one in named}
-    last = named[-1][0]
-    about = f"{tuning.record['examples']['train']:,} training examples"
-    return [
-        TaskScores(
-            name=split_name(split),
-            about=f"{about}, {tuning.record['examples'][split]:,} here.",
-            metric=tuning.metric,
-            methods=_baselines(tuning, split)
-            + [
-                MethodScores(name=name, scores=one.scores(split), ours=True) for name, one in named if one.scores(split)
-            ],
-            compare=(last, named[0][0]) if len(named) == 2 and len(seeds) == 1 else None,
-            by=by or (f"of {last} over {named[0][0]}" if len(named) == 2 else ""),
-        )
-        for split in tuning.splits
-    ]
+    sizes = sorted({one.record["examples"]["train"] for _, one in named})
+    return TaskScores(
+        name=split_name(split),
+        about=f"{' or '.join(f'{size:,}' for size in sizes)} training examples, "
+        f"{tuning.record['examples'][split]:,} here.",
+        metric=tuning.metric,
+        methods=_baselines(tuning, split)
+        + [MethodScores(name=name, scores=one.scores(split), ours=True) for name, one in named],
+        compare=(last, first) if len(named) == 2 and len(seeds) == 1 else None,
+        by=by or (f"of {last} over {first}" if len(named) == 2 else ""),
+    )
 
 
 # One task
@@ -487,6 +494,13 @@ def _several(runs: Mapping[str, Sequence[Finetuning]], title: str | None) -> Pag
         if alike.count((task, metric)) > 1
     ]
     drawn = {key: plots(named, by="from pretraining" if single else "") for key, named in groups.items()}
+    for (task, _, _), made in drawn.items():
+        splits = [one.name for one in made]
+        notes += [
+            f"{task}: the data of the {split.lower()} differ, so their scores on it cannot be compared."
+            for split in dict.fromkeys(splits)
+            if splits.count(split) > 1
+        ]
     panels = [strip(replace(one, name=f"{key[0]}, {one.name.lower()}")) for key, made in drawn.items() for one in made]
     head = ["metric", *dict.fromkeys(one.name for made in drawn.values() for one in made)]
     rows = []
