@@ -99,7 +99,14 @@ def minimal_pairs(
     scorers = scorers_of(network, generator, official=official)
     tokenizer = tokenizer_of(network)
     limits = [scorer.longest for scorer in scorers if scorer.longest is not None]
-    surveyed = survey(files, tokenizer, longest=min(limits, default=None), skip_long=skip_long, bad_first=bad_first)
+    surveyed = survey(
+        files,
+        tokenizer,
+        longest=min(limits, default=None),
+        skip_long=skip_long,
+        bad_first=bad_first,
+        too_long="remove the pair, or leave such pairs out with --skip-long",
+    )
     equal, long = "of two equal sentences, which tie", "longer than the model reads, left out"
     for places, what in ((surveyed.equal, equal), (surveyed.long, long)):
         if places:

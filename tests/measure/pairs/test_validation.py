@@ -49,5 +49,9 @@ def test_bad_pairs_are_refused_before_the_first_step(place: Path, capsys: pytest
     (place / "odd.txt").write_text("one\n")
     assert train(place, "roberta-tiny", "--set", f"evaluation.pairs={{data: [{place / 'odd.txt'}]}}") == 3
     assert "odd.txt:1: the second sentence" in capsys.readouterr().err and not (place / "roberta-tiny").exists()
+    (place / "odd.txt").write_text("word " * 600 + "\nword\n")
+    assert train(place, "roberta-tiny", "--set", f"evaluation.pairs={{data: [{place / 'odd.txt'}]}}") == 3
+    error = capsys.readouterr().err
+    assert "odd.txt:1: a sentence of" in error and error.rstrip().endswith("; remove the pair")  # no flag leaves it out
     assert train(place, "roberta-tiny", "--set", "evaluation.pairs={data: []}") == 2
     assert "evaluation.pairs.data is []; give at least 1 entry" in capsys.readouterr().err

@@ -50,8 +50,9 @@ def survey(
     longest: int | None = None,
     skip_long: bool = False,
     bad_first: bool = False,
+    too_long: str = "remove the pair",
 ) -> Survey:
-    """Read all pairs once.
+    """Read all pairs once. ``too_long`` is the remedy in the message about a long sentence.
 
     Raises:
         DataError: with file and line: a damaged pair (see :func:`read`), a sentence without tokens, or one of more than
@@ -66,7 +67,7 @@ def survey(
             if not skip_long:
                 raise DataError(
                     f"{pair.place}: a sentence of {max(len(good), len(bad))} tokens, the model reads {longest}; "
-                    "remove the pair, or leave such pairs out with --skip-long"
+                    f"{too_long}"
                 )
             result.long.append(pair.place)
             continue
