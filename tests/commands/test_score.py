@@ -105,6 +105,18 @@ def test_predictions_that_do_not_fit_are_refused_in_one_line(run, name: str, tex
     assert code == 3 and said in error and "\n" not in error
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("p.jsonl", '{"id": " b ", "prediction": "y"}\n{"id": " a", "prediction": "x"}\n'),
+        ("p.csv", "prediction, id\ny, b\nx, a\n"),
+        ("p.json", '{" b ": "y", " a": "x"}'),
+    ],
+)
+def test_spaces_around_an_id_do_not_count(run, name: str, text: str) -> None:
+    assert run(name, text, "gold.csv", "text,label,id\none,x, a\ntwo,y, b \n")["accuracy"] == 1.0
+
+
 def test_labels_that_the_gold_data_lacks_can_be_named(run) -> None:
     text = "pos\nneutral\nneg\npos\n"
     assert run("p.txt", text, "gold.csv", CLASSES)[0] == 3

@@ -147,7 +147,7 @@ def _of_json(path: Path) -> Iterator[GivenPrediction]:
         first = None
     if first is None:
         for id, value in _pairs(path):
-            yield GivenPrediction(path=path, row=0, value=value, id=id)
+            yield GivenPrediction(path=path, row=0, value=value, id=id.strip())
         return
     for row, item in tables.json_lines(path):
         yield from _of_item(path, row, item)
@@ -216,7 +216,7 @@ def _matched(
     if not guesses:
         raise DataError(f"{path}: no predictions; give one for each of the {len(gold):,} examples")
     files = ", ".join(gold.files)
-    ids = [example.id for example in gold.examples]
+    ids = [example.id.strip() for example in gold.examples]  # as those of the predictions
     if (odd := next((guess for guess in guesses if (guess.id is None) != (guesses[0].id is None)), None)) is not None:
         raise DataError(f"{odd.place}: some predictions have an id and others have none; give all or none")
     if guesses[0].id is None or [guess.id for guess in guesses] == ids:
