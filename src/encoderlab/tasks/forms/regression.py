@@ -211,8 +211,6 @@ def _parsed(task: Task, raw: str, place: str) -> float | None:
     Raises:
         DataError: not a finite number, or out of range.
     """
-    if raw in ("", "None", "null"):
-        return None
     try:
         value = float(raw)
     except ValueError:
