@@ -48,6 +48,25 @@ def test_a_protocol_searches_on_dev_runs_seeds_and_stores_everything(tmp_path):
     assert again.record["scores"] == record["scores"]
 
 
+def test_the_best_seed_of_every_split_and_metric_is_the_best_on_dev(tmp_path, monkeypatch):
+    """Not the highest score of a test set, nor the largest error."""
+    found, splits = data("number", train=16, dev=8)
+    splits["test"] = replace(splits["dev"], name="test", sha256="of the test set")
+    original, scores = trials.finetune, {1: (0.9, 0.2, 3.0), 2: (0.5, 0.7, 8.0)}
+
+    def scored(model, task, splits, recipe, out, **more):
+        result = original(model, task, splits, recipe, out, **more)
+        dev, test, error = scores[recipe.seed]
+        given = {"dev": {"pearson": dev, "mean_squared_error": error}, "test": {"pearson": test}}
+        return replace(result, record={**result.record, "scores": given})
+
+    monkeypatch.setattr(trials, "finetune", scored)
+    outcome = run(replace(QUICK, report="best"), model(), found, splits, tmp_path / "out")
+    stats = outcome.record["scores"]
+    assert (stats["dev"]["pearson"]["best"], stats["dev"]["pearson"]["worst"]) == (0.9, 0.5)
+    assert (stats["test"]["pearson"]["best"], stats["dev"]["mean_squared_error"]["best"]) == (0.2, 3.0)
+
+
 def test_seeds_that_fail_are_marked_and_counted(tmp_path, monkeypatch):
     found, splits = data("tagged", train=32, dev=16)
     original = trials.finetune

@@ -38,7 +38,7 @@ class Protocol:
         batches: examples per step by least number of training examples, as ``widths``.
         grid: values to try for fields, on the development set with ``search_seeds`` seeds.
         seeds: number of runs at the chosen point.
-        report: which of the seeds' scores is reported.
+        report: which of the seeds' scores is reported; the best is that of the seed with the best development score.
     """
 
     name: str

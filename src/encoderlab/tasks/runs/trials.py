@@ -257,7 +257,7 @@ def program(
         "chosen": points[chosen],
         "selection": f"{base.select} by {task.metric} of dev",
         "seeds": {str(seed): _entry(one, task, splits["dev"]) for seed, one in by_seed.items()},
-        "scores": _summaries(finished, splits),
+        "scores": _summaries(finished, splits, task.metric),
         "baselines": baselines or {},
         "sources": {name: list(split.files) for name, split in splits.items()},
         "data": {name: split.sha256 for name, split in splits.items()},
@@ -322,25 +322,31 @@ def _constant(result: Result) -> bool:
         return len({json.dumps(json.loads(line)["label"]) for line in file}) == 1
 
 
-def _summaries(runs: Sequence[Result], splits: Mapping[str, Split]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Statistics over seeds by split and metric."""
+def _summaries(
+    runs: Sequence[Result], splits: Mapping[str, Split], metric: str
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """Statistics over seeds by split and metric. The best and the worst seed are those by ``metric`` of the development
+    set; the best on a test set would be chosen by its answers.
+    """
     summaries: dict[str, dict[str, dict[str, Any]]] = {}
     for name in splits:
-        values = [run.scores[name] for run in runs if name in run.scores]
-        if values:
-            summaries[name] = {metric: summary([value[metric] for value in values]) for metric in values[0]}
+        scored = [run.scores for run in runs if name in run.scores]
+        if scored:
+            best, worst = (choose(scored, key=lambda scores: scores["dev"][metric])[name] for choose in (max, min))
+            summaries[name] = {
+                one: summary([scores[name][one] for scores in scored]) | {"best": best[one], "worst": worst[one]}
+                for one in scored[0][name]
+            }
     return summaries
 
 
 def summary(values: Sequence[float]) -> dict[str, Any]:
-    """Median, mean, standard deviation (over n - 1), extremes, the 95% interval of the mean, and n."""
+    """Median, mean, standard deviation (over n - 1), the 95% interval of the mean, and n."""
     low, high = mean_interval(values)
     return {
         "median": statistics.median(values),
         "mean": statistics.fmean(values),
         "sd": statistics.stdev(values) if len(values) > 1 else None,
-        "best": max(values),
-        "worst": min(values),
         "interval": [low, high] if len(values) > 1 else None,
         "n": len(values),
     }
