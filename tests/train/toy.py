@@ -136,7 +136,7 @@ def toy_data(**changes: Any) -> Data:
         source=lambda phase, rows, state: Rows(phase, rows, state, rank, world),
         validation=validation,
         hashes={"corpus": "toy"},
-        bytes_per_token=4.0,
+        bytes_per_token={"train": 4.0, "valid": 5.0},
     )
     return replace(data, **changes)
 

@@ -54,7 +54,10 @@ def corpus_data(recipe: Recipe, objective: Objective, path: Path, tokenizer: Tok
         source=splits.training,
         validation=None if problem else splits.validation,
         hashes=hashes,
-        bytes_per_token=splits.text.num_bytes / max(splits.text.num_tokens, 1),
+        bytes_per_token={
+            name: text.num_bytes / max(text.num_tokens, 1)
+            for name, text in (("train", splits.text), ("valid", splits.held_out))
+        },
         operations=cache(lambda phase: recipe.operations(phase.length, splits.teacher)),
         tokenizer=tokenizer,
     )

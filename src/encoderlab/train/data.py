@@ -46,7 +46,8 @@ class Data:
         score: further validation numbers of a task; called with the objective in evaluation mode.
         chance: by term, the result of guessing in validation.
         hashes: identify the data in the run folder.
-        bytes_per_token: turns the losses in ``Objective.per_token`` into bits per byte.
+        bytes_per_token: of the splits ``train`` and ``valid``: turns the losses in ``Objective.per_token`` into bits
+            per byte.
         operations: training FLOPs per token, needed for a budget in FLOPs.
         tokenizer: written into the run folder.
     """
@@ -56,7 +57,7 @@ class Data:
     score: Callable[[], Mapping[str, float]] | None = None
     chance: Mapping[str, Chance] = field(default_factory=dict)
     hashes: Mapping[str, str] = field(default_factory=dict)
-    bytes_per_token: float | None = None
+    bytes_per_token: Mapping[str, float] = field(default_factory=dict)
     operations: Callable[[Phase], float] | None = None
     tokenizer: Tokenizer | None = None
 

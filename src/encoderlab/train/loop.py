@@ -335,7 +335,7 @@ class _Run:
             "step": place.step,
             "tokens": place.tokens,
             "flops": place.flops,
-            **summary(totals, self._bytes_per_token()),
+            **summary(totals, self._bytes_per_token("train")),
             "lr": self.lr,
             "grad_norm": engine.norm.item(),
             "grad_norm_max": max(engine.largest_norm.item(), place.window_norm),
@@ -423,10 +423,10 @@ class _Run:
                 "use shorter rows or a smaller model"
             ) from None
         objective.train()
-        return summary(totals, self._bytes_per_token())
+        return summary(totals, self._bytes_per_token("valid"))
 
-    def _bytes_per_token(self) -> dict[str, float]:
-        size = self.data.bytes_per_token
+    def _bytes_per_token(self, split: str) -> dict[str, float]:
+        size = self.data.bytes_per_token.get(split)
         return {} if size is None else dict.fromkeys(self.engine.objective.per_token, size)
 
     # Best weights
