@@ -320,6 +320,7 @@ def test_missing_files(tmp_path: Path, bert: tuple[Model, Path]) -> None:
         ("tie_word_embeddings", False),
         ("pruned_heads", {"0": [1]}),
         ("mixture_of_depths", 4),
+        ("emb_size", 64),
         ("hidden_size", "wide"),
         ("hidden_size", float("nan")),
         ("vocab_size", 10**30),
@@ -475,6 +476,7 @@ def test_inert_fields_are_ignored(bert: tuple[Model, Path]) -> None:
     configure(bert[1], _num_labels=5, eos_token_ids=[102], generator_size="0.25")  # of old releases
     scores = {"activation_fn": "torch.nn.modules.linear.Identity"}
     configure(bert[1], sentence_transformers=scores, sbert_ce_default_activation_function=scores["activation_fn"])
+    configure(bert[1], emb_size=128, cell={}, structure=[], pre_trained="", training="")  # of TinyBERT and rubert-tiny
     assert same_weights(bert[0], load(bert[1]))
 
 

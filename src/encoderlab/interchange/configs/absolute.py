@@ -25,8 +25,11 @@ def _gelu_lm(encoder: EncoderConfig) -> LM:
 
 
 def read_bert(f: Fields) -> ModelConfig:
+    fields = common(f)
+    for name in ("emb_size", "embedding_size"):  # of TinyBERT's code, and of ALBERT's; BERT's reads neither
+        f.only(name, fields["width"])
     encoder = EncoderConfig(
-        **common(f),
+        **fields,
         position=Absolute(length=f.count("max_position_embeddings", 512)),
         types=f.count("type_vocab_size", 2),
         causal=f.switch("is_decoder", False),

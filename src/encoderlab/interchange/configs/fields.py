@@ -131,7 +131,8 @@ class Fields:
         for name, value in self.data.items():
             if name not in self.taken and name not in INERT and value:
                 raise DataError(
-                    f"{self.source}: field {name!r} ({value!r}) is not implemented; it cannot be ignored safely"
+                    f"{self.source}: field {name!r} ({value!r}) is not implemented; remove it only if the "
+                    "model's own code does not read it"
                 )
 
 
