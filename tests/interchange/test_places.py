@@ -17,6 +17,7 @@ from huggingface_hub import constants
 
 import encoderlab
 from encoderlab.corpus.tokenizer import Tokenizer
+from encoderlab.deploy.serve.service import Service
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.interchange import huggingface, places
 from encoderlab.interchange.load import load, load_pair
@@ -27,6 +28,7 @@ from tests.tasks.runs.test_apply import ready, saved
 from tests.terminal import answer, messages
 
 NAME = "lab/tiny"
+MODULES = {"": "Transformer", "1_Pooling": "Pooling"}
 SIZE = {"encoder.layers": 1, "encoder.width": 16, "encoder.heads": 2, "encoder.ff_width": 32}
 
 
@@ -87,6 +89,24 @@ def test_only_data_is_fetched_and_safetensors_alone_of_the_weights(hub: Hub, tmp
     hub.add(NAME, made)
     assert "pytorch_model.bin is a pickle, which is never fetched" in refused(DataError, "has no model.safetensors")
     assert not any(".bin" in line or ".py" in line for line in hub.asked)
+
+
+def test_settings_of_sentence_transformers_come_along(hub: Hub, tmp_path: Path) -> None:
+    """Else a server would read longer texts than the folder says, and would know no prompt."""
+    kinds = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in MODULES.items()]
+    settings = {
+        "modules.json": kinds,
+        "1_Pooling/config.json": {"pooling_mode_cls_token": True},
+        "config_sentence_transformers.json": {"prompts": {"query": "the cat "}, "default_prompt_name": "query"},
+        "sentence_xlm-roberta_config.json": {"max_seq_length": 7},
+    }
+    (tmp_path / "made" / "1_Pooling").mkdir()
+    for name, value in settings.items():
+        (tmp_path / "made" / name).write_text(json.dumps(value))
+    hub.add(NAME, tmp_path / "made")
+    service = Service.of(Path(NAME))
+    assert (service.pooling, service.normalize, service.longest) == ("first", False, 7)
+    assert service.prompts.before(None) == "the cat "
 
 
 def in_shards(made: Path, *files: str) -> list[str]:

@@ -25,8 +25,10 @@ _SHARD = re.compile(r"[^/\\]+\.safetensors")  # any plain name; the index says w
 TEXTS = (  # files that readers of models, tokenizers and tasks open, besides the weights
     CONFIG, "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",
     "vocab.json", "merges.txt", "spiece.model", "spm.model", "sentencepiece.model", "sentencepiece.bpe.model",
-    "tokenizer.model", "modules.json", "1_Pooling/config.json", "task.json", "README.md", "SHA256SUMS",
+    "tokenizer.model", "modules.json", "1_Pooling/config.json", "config_sentence_transformers.json", "task.json",
+    "README.md", "SHA256SUMS",
 )  # fmt: skip
+_LENGTH = re.compile(r"sentence_[a-z-]+_config\.json")  # of sentence-transformers; the name is a family's
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 LOG_IN = "log in with: hf auth login (or set HF_TOKEN)"
 TIMEOUT = 20.0  # seconds to wait for an answer about a model
@@ -121,7 +123,7 @@ def _wanted(files: Sequence[str], name: str) -> list[str]:
             f"{name}: has no {WHOLE}{has}; name a revision that has it ({name.partition('@')[0]}@refs/pr/1, say), "
             "or give a folder with weights that you trust"
         )
-    return [*(file for file in TEXTS if file in files), weights]
+    return [*(file for file in TEXTS if file in files), *filter(_LENGTH.fullmatch, files), weights]
 
 
 def _shards(index: Path) -> list[str] | None:
