@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +11,9 @@ import pytest
 
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import DataError
-from encoderlab.interchange import (
-    folder,
-)
-from encoderlab.interchange.load import find_tokenizer, read
-from tests.interchange.tiny_models import CONFIGS, make
+from encoderlab.interchange import folder, huggingface
+from encoderlab.interchange.load import find_tokenizer, kind_of, load, read
+from tests.interchange.tiny_models import CONFIGS, make, same_weights
 
 
 def test_nothing_known(tmp_path: Path) -> None:
@@ -25,6 +24,31 @@ def test_nothing_known(tmp_path: Path) -> None:
     make(CONFIGS["bert"]).save(tmp_path / "ours")
     with pytest.raises(DataError, match="no known model format; expected a folder of encoderlab"):
         read(tmp_path / "ours/model.safetensors")
+
+
+def test_weights_of_hugging_face_besides_a_tensorflow_checkpoint(tmp_path: Path) -> None:
+    """As many folders of BERT on the Hub have both."""
+    model = make(CONFIGS["bert"])
+    huggingface.save(model, tmp_path / "both")
+    for name in ("bert_model.ckpt.index", "bert_model.ckpt.data-00000-of-00001"):
+        (tmp_path / "both" / name).write_bytes(b"not read")
+    assert kind_of(tmp_path / "both") == "hf"
+    assert same_weights(read(tmp_path / "both")["model"], model)
+
+
+def test_a_configuration_without_model_type_is_told_what_to_add(tmp_path: Path) -> None:
+    """As SciBERT's: old releases found the family in the folder's name."""
+    model = make(CONFIGS["bert"])
+    huggingface.save(model, tmp_path / "old")
+    (tmp_path / "old" / "SHA256SUMS").unlink()
+    path = tmp_path / "old" / "config.json"
+    fields = {name: value for name, value in json.loads(path.read_text()).items() if name != "model_type"}
+    path.write_text(json.dumps(fields))
+    for reader in (load, read):
+        with pytest.raises(DataError, match='has no model_type; add .*, such as "model_type": "bert"'):
+            reader(tmp_path / "old")
+    path.write_text(json.dumps(fields | {"model_type": "bert"}))
+    assert same_weights(load(tmp_path / "old"), model)
 
 
 def test_tokenizers_come_along(shared: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from encoderlab.errors import ConfigError, DataError
 from encoderlab.interchange import deberta, fairseq, huggingface, reading, tensorflow, transformer_xl
 from encoderlab.interchange import folder as ours
 from encoderlab.interchange.assemble import Models
-from encoderlab.interchange.files import read_json
+from encoderlab.interchange.files import PICKLED, PICKLED_INDEX, SAFE, SAFE_INDEX, read_json
 from encoderlab.interchange.finetuned import best_seed
 from encoderlab.interchange.places import resolve
 from encoderlab.model import Model
@@ -107,6 +107,8 @@ def kind_of(path: Path) -> Source | None:
         return "encoderlab"
     if path.is_dir() and any(is_pair(candidate) for candidate in (path, path / "model")):
         return "pair"
+    if _is_huggingface(path):
+        return "hf"
     if (path.is_dir() and any(path.glob("*.index"))) or Path(f"{path}.index").exists():
         return "tensorflow"
     if path.suffix == ".index":
@@ -120,6 +122,19 @@ def kind_of(path: Path) -> Source | None:
     if path.suffix != ".safetensors" and any((folder / name).exists() for name in ("config.json", "model_config.json")):
         return "deberta"
     return None
+
+
+def _is_huggingface(path: Path) -> bool:
+    """Whether a folder has Hugging Face's weights, as some have besides a TensorFlow checkpoint.
+
+    Old folders lack ``model_type``; so do those of DeBERTa's own code, which have ``relative_attention``.
+    """
+    if not any((path / name).exists() for name in (SAFE, SAFE_INDEX, PICKLED, PICKLED_INDEX)):
+        return False
+    if not (path / "config.json").exists():
+        return False
+    fields = read_json(path / "config.json")
+    return "model_type" in fields or "relative_attention" not in str(fields)
 
 
 def read(path: Path, *, kind: Source | None = None, allow_missing: bool = False) -> Models:

@@ -62,6 +62,8 @@ def read(data: dict[str, Any], source: str) -> tuple[Format, ModelConfig]:
     """
     name = data.get("model_type")
     format = FORMATS.get(SAME_AS.get(name, name)) if isinstance(name, str) else None
+    if name is None:
+        raise DataError(f'{source}: has no model_type; add the family of the weights, such as "model_type": "bert"')
     if format is None:
         raise DataError(
             f"{source}: model_type {name!r} is not implemented; known are {', '.join((*FORMATS, *SAME_AS))}"
