@@ -65,3 +65,19 @@ def test_tokenizers_come_along(shared: Path, tmp_path: Path) -> None:
         found = find_tokenizer(vocabularies / place, family)
         assert isinstance(found, Tokenizer) and found.vocab_size >= 30000
     assert find_tokenizer(tmp_path / "plain", "bert") is None
+
+
+def test_albert_in_chinese_has_the_tokens_of_bert(tmp_path: Path) -> None:
+    """Its releases have vocab.txt, and some name BERT's tokenizer in config.json."""
+    model = make(CONFIGS["albert"])
+    for place, fields in (("silent", {}), ("named", {"tokenizer_class": "BertTokenizer"})):
+        huggingface.save(model, tmp_path / place)
+        (tmp_path / place / "SHA256SUMS").unlink()
+        path = tmp_path / place / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+        (tmp_path / place / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n猫\n")
+        tokenizer = load(tmp_path / place).tokenizer
+        assert tokenizer is not None and (tokenizer.kind, tokenizer.special.unk) == ("wordpiece", 1)
+    for path in (tmp_path / "silent", tmp_path / "silent" / "vocab.txt"):
+        found = find_tokenizer(path, "albert")  # of a TensorFlow checkpoint
+        assert found is not None and found.encode("猫").ids.tolist() == [5]

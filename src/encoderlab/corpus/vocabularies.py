@@ -94,7 +94,8 @@ def read(
         lowercase = config.options.get("do_lower_case")
     elif suffix == "json" and lowercase != config.options.get("do_lower_case", False):
         raise ConfigError(f"{file}: already sets lower-casing; leave lowercase={lowercase} out")
-    meant = family or config.family
+    # WordPiece has BERT's tokens in every family: the vocabulary says it, as of ALBERT in Chinese.
+    meant = family or (None if suffix == "txt" else config.family)
     if meant in _FAIRSEQ:
         config.fairseq, meant = meant, "roberta"
     if suffix == "json":
@@ -189,7 +190,7 @@ def _folder_config(folder: Path) -> _Config:
         value = settings.get(f"{role}_token") or names.get(f"{role}_token")
         if value:
             tokens[role] = _content(value, where)
-    kind = str(settings.get("tokenizer_class", "")).removesuffix("Fast")
+    kind = str(settings.get("tokenizer_class") or model.get("tokenizer_class") or "").removesuffix("Fast")
     framing = settings.get("framing")
     if framing is not None and framing not in FRAMINGS:
         raise DataError(f"{where}: unknown framing {framing!r}{nearest(str(framing), FRAMINGS)}")

@@ -182,7 +182,7 @@ def find_tokenizer(path: Path, family: str) -> Tokenizer | None:
         return deberta.tokenizer(path)
     known = family if family in UNNAMED else None
     if path.is_file():
-        return Tokenizer.load(path, family=known)
+        return Tokenizer.load(path, family=None if ".txt" in path.suffixes else known)
     if (path / "dict.txt").exists():
         has_vocabulary = (path / "encoder.json").exists() or (path / "vocab.json").exists()
         return fairseq.tokenizer(path / "dict.txt", path) if has_vocabulary else None
@@ -190,4 +190,6 @@ def find_tokenizer(path: Path, family: str) -> Tokenizer | None:
     file = next((file for file in files if file.exists()), None)
     if file is None:
         return deberta.tokenizer(path / BPE) if (path / BPE).exists() else None
+    if file.suffix == ".txt":  # BERT's tokens, as ALBERT in Chinese has them
+        known = None
     return Tokenizer.load(file if file.suffix == ".model" else path, family=known)
