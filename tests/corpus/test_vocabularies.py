@@ -31,6 +31,14 @@ def test_vocab_txt_takes_case_from_the_folder_or_the_vocabulary(tmp_path: Path) 
     assert Tokenizer.load(windows).encode("the cats").ids.tolist() == [5, 6, 7]
 
 
+@pytest.mark.parametrize("place", ["tokenizer_config__json", "config__json"])
+def test_a_vocab_txt_for_other_words_is_refused(place: str, tmp_path: Path) -> None:
+    """BERT's rules would cut Japanese into other words, and most of them would be unknown."""
+    folder = write(tmp_path, vocab__txt="\n".join(WORDS[:8]), **{place: {"tokenizer_class": "BertJapaneseTokenizer"}})
+    with pytest.raises(DataError, match="vocab.txt: BertJapaneseTokenizer is not implemented"):
+        Tokenizer.load(folder)
+
+
 def byte_vocabulary(special: list[str]) -> dict[str, int]:
     letters = sorted(chunks.tokenizers.pre_tokenizers.ByteLevel.alphabet())
     return {token: index for index, token in enumerate([*special, *letters, "Ġt", "he", "Ġthe"])}

@@ -98,6 +98,11 @@ def read(
     meant = family or (None if suffix == "txt" else config.family)
     if meant in _FAIRSEQ:
         config.fairseq, meant = meant, "roberta"
+    if suffix == "txt" and config.kind in _OWN_WORDS:
+        raise DataError(
+            f"{file}: {config.kind} is not implemented, and BERT would find other tokens; give a folder with "
+            f"tokenizer.json, or a copy without {file.name} to read the weights alone"
+        )
     if suffix == "json":
         vocabulary = _read_json(file, merges, config)
     elif suffix == "txt":
@@ -135,6 +140,8 @@ _CLASSES = {
     "DebertaV2Tokenizer": "deberta-v2", "AlbertTokenizer": "albert", "XLNetTokenizer": "xlnet",
     "XLMRobertaTokenizer": "xlm-roberta", "CamembertTokenizer": "camembert",
 }  # fmt: skip
+# Classes with a vocab.txt that is not for BERT's words: those of MeCab or of jieba, or pieces of a BPE.
+_OWN_WORDS = ("BertJapaneseTokenizer", "RoFormerTokenizer", "PhobertTokenizer", "BertweetTokenizer")
 # Families that have RoBERTa's special tokens, and in a SentencePiece model the ids of fairseq: the tokens in front of
 # the pieces, and the first of the pieces that are kept. <mask> comes last.
 _FAIRSEQ = {
@@ -160,6 +167,7 @@ class _VocabularyFile:
 class _Config:
     """The settings in a tokenizer folder's configuration files."""
 
+    kind: str = ""  # the class in transformers
     family: str | None = None
     tokens: dict[str, str] = field(default_factory=dict)  # role -> token
     added: list[tuple[str, int]] = field(default_factory=list)  # tokens after the vocabulary, in the order of ids
@@ -195,6 +203,7 @@ def _folder_config(folder: Path) -> _Config:
     if framing is not None and framing not in FRAMINGS:
         raise DataError(f"{where}: unknown framing {framing!r}{nearest(str(framing), FRAMINGS)}")
     return _Config(
+        kind=kind,
         family=_CLASSES.get(kind) or _MODEL_TYPES.get(str(model.get("model_type", ""))),
         tokens=tokens,
         added=sorted(added.items(), key=lambda item: item[1]),
