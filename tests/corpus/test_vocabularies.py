@@ -10,6 +10,7 @@ import pytest
 
 from encoderlab.corpus import chunks
 from encoderlab.corpus.tokenizer import Tokenizer
+from encoderlab.corpus.vocabularies import wordpiece
 from encoderlab.errors import ConfigError, DataError
 from tests.corpus.trained import model_file, sample, write
 
@@ -37,6 +38,27 @@ def test_a_vocab_txt_for_other_words_is_refused(place: str, tmp_path: Path) -> N
     folder = write(tmp_path, vocab__txt="\n".join(WORDS[:8]), **{place: {"tokenizer_class": "BertJapaneseTokenizer"}})
     with pytest.raises(DataError, match="vocab.txt: BertJapaneseTokenizer is not implemented"):
         Tokenizer.load(folder)
+
+
+@pytest.mark.parametrize("kind", ["BertTokenizer", "ElectraTokenizerFast", "PreTrainedTokenizerFast"])
+@pytest.mark.parametrize(
+    "options",
+    [{"do_lower_case": False}, {"do_lower_case": True, "strip_accents": False}, {"tokenize_chinese_chars": False}],
+)
+def test_settings_of_berts_classes_come_before_tokenizer_json(kind: str, options: dict, tmp_path: Path) -> None:
+    """As in ``transformers``, whose class without a family takes the file as it is."""
+    transformers = pytest.importorskip("transformers")
+    words = [*WORDS[:8], "The", "é", "e", "中", "国", "中国"]
+    wordpiece(words, lowercase=True).save(str(tmp_path / "tokenizer.json"))
+    special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+    settings = {"do_lower_case": True, "tokenizer_class": kind} | options | special
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    text = "The cats é 中国"
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)(text, add_special_tokens=False)["input_ids"]
+    ours = Tokenizer.load(tmp_path)
+    assert ours.encode(text).ids.tolist() == theirs
+    ours.save(tmp_path / "ours")
+    assert Tokenizer.load(tmp_path / "ours").encode(text).ids.tolist() == theirs
 
 
 def byte_vocabulary(special: list[str]) -> dict[str, int]:

@@ -177,6 +177,11 @@ class _Config:
 
 
 _OPTIONS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "keep_accents", "split_by_punct")
+_OF_NORMALIZER = {  # options of BERT's classes, and their names in a tokenizer.json
+    "do_lower_case": "lowercase",
+    "strip_accents": "strip_accents",
+    "tokenize_chinese_chars": "handle_chinese_chars",
+}
 
 
 def _folder_config(folder: Path) -> _Config:
@@ -241,8 +246,21 @@ def _read_json(file: Path, merges: Path | None, config: _Config) -> _VocabularyF
     """A ``tokenizer.json``, or a ``vocab.json`` with its ``merges.txt``."""
     data = _json(file)
     if isinstance(data.get("model"), dict):
+        _apply_options(data, config)
         return _VocabularyFile(_library(file, data), config.options, framing=_framing(data.get("post_processor")))
     return _VocabularyFile(_read_bpe(file, data, merges or _beside(file)), {})
+
+
+def _apply_options(data: dict[str, Any], config: _Config) -> None:
+    """Change the normaliser of a ``tokenizer.json`` as BERT's classes in ``transformers`` do, for which the settings in
+    ``tokenizer_config.json`` come first.
+    """
+    normalizer = data.get("normalizer")
+    of_bert = config.family == "bert" and config.kind in ("", *_CLASSES)
+    if of_bert and isinstance(normalizer, dict) and normalizer.get("type") == "BertNormalizer":
+        for option, name in _OF_NORMALIZER.items():
+            if config.options.get(option) is not None:
+                normalizer[name] = config.options[option]
 
 
 def _read_wordpiece(file: Path, lowercase: bool | None, config: _Config) -> _VocabularyFile:
