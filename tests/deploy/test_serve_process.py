@@ -187,6 +187,14 @@ def test_how_a_folder_says_that_vectors_are_made(tmp_path: Path) -> None:
         (tmp_path / "modules.json").write_text(json.dumps(modules))
         (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(data))
         assert pooling_of(tmp_path) == (found, False)
+    for data, said in (
+        ({"pooling_mode": "max"}, "max"),
+        ({"pooling_mode_max_tokens": True, "pooling_mode_mean_tokens": True}, "max_tokens, mean_tokens"),
+        ({}, "none"),
+    ):
+        (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(data))
+        with pytest.raises(ConfigError, match=f"pooling {said} is not implemented"):
+            pooling_of(tmp_path)
     (tmp_path / "modules.json").write_text(json.dumps([*modules, {"path": "2_Dense", "type": kind + "Dense"}]))
     with pytest.raises(ConfigError, match="module Dense is not implemented"):
         pooling_of(tmp_path)

@@ -336,7 +336,8 @@ def pooling_of(folder: Path) -> tuple[Pooling, bool]:
     newer: dict[str, Pooling] = {"mean": "mean", "cls": "first", "lasttoken": "last"}
     pooling = newer.get(str(data.get("pooling_mode"))) or (known.get(next(iter(modes))) if len(modes) == 1 else None)
     if pooling is None:
-        raise ConfigError(f"{folder / place}: pooling {sorted(modes)} is not implemented; use mean, cls or lasttoken")
+        found = data.get("pooling_mode") or ", ".join(sorted(modes)) or "none"
+        raise ConfigError(f"{folder / place}: pooling {found} is not implemented; use mean, cls or lasttoken")
     return pooling, "Normalize" in kinds
 
 
