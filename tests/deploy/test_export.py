@@ -412,6 +412,32 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert not (tmp_path / "other").exists()
 
 
+def test_settings_of_sentence_transformers_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """A model of the first token must not become one of the mean."""
+    monkeypatch.setattr(exporting, "_graph_files", lambda *_: {})
+    folder, kind = tmp_path / "model", "sentence_transformers.models."
+    folders.save(small("bert-tiny"), folder)
+    (folder / "1_Pooling").mkdir()
+    modules = [{"path": "", "type": kind + "Transformer"}, {"path": "1_Pooling", "type": kind + "Pooling"}]
+    for name, value in (
+        ("modules.json", modules),
+        ("1_Pooling/config.json", {"pooling_mode": "cls"}),
+        ("sentence_bert_config.json", {"max_seq_length": 12}),
+        ("config_sentence_transformers.json", {"prompts": {"query": "the "}, "default_prompt_name": "query"}),
+    ):
+        (folder / name).write_text(json.dumps(value))
+    assert main(["export", str(folder), str(tmp_path / "kept")]) == 0
+    assert main(["export", str(folder), str(tmp_path / "given"), "--pooling", "mean", "--normalize"]) == 0
+    for out, pooling, normalize in (("kept", "first", False), ("given", "mean", True)):
+        service = Service.of(tmp_path / out)
+        assert (service.pooling, service.normalize, service.longest) == (pooling, normalize, 12)
+        assert service.prompts.before(None) == "the "
+    (folder / "modules.json").write_text(json.dumps([*modules, {"path": "2_Dense", "type": kind + "Dense"}]))
+    capsys.readouterr()
+    assert main(["export", str(folder), str(tmp_path / "other")]) == 2
+    assert "module Dense is not implemented" in capsys.readouterr().err
+
+
 def test_a_model_without_what_is_asked_for() -> None:
     with pytest.raises(ConfigError, match="without LM head cannot fill masks"):
         use_of(replace_lm(small("bert-tiny")), "fill-mask")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -27,8 +28,8 @@ def export(
     *,
     use: Annotated[Literal["task", "states", "fill-mask"] | None, Parameter(name="--as")] = None,
     to: Annotated[list[Literal["onnx", "pt2"]] | None, Parameter(negative=())] = None,
-    pooling: Literal["mean", "first", "last"] = "mean",
-    normalize: Annotated[bool, Parameter(negative="--no-normalize")] = True,
+    pooling: Literal["mean", "first", "last"] | None = None,
+    normalize: Annotated[bool | None, Parameter(negative="--no-normalize")] = None,
     length: int | None = None,
     int8: bool = False,
     check: Path | None = None,
@@ -61,10 +62,11 @@ def export(
         Format of the graph: onnx (default), or torch's archive pt2 (repeatable).
     pooling
         For states, the vector of a text: the mean over its tokens, its first, or its last.
+        Default: that of the folder's sentence-transformers' files, or mean.
     normalize
-        Scale the vectors of texts to length 1.
+        Scale the vectors of texts to length 1. Default: as those files say, or yes.
     length
-        The longest text to read, in tokens; by default as long as the model can, up to 512.
+        The longest text to read, in tokens; by default as long as those files say and the model can, up to 512.
     int8
         Also write onnx/model_quantized.onnx if it loses no more than --tolerance; otherwise print its loss.
     check
@@ -76,7 +78,8 @@ def export(
     from encoderlab.deploy.export.folder import export as write
     from encoderlab.deploy.export.trace import require
     from encoderlab.deploy.graph import use_of
-    from encoderlab.inference import tokenizer_of
+    from encoderlab.deploy.serve.service import longest_of, pooling_of, prompts_of
+    from encoderlab.inference import limit, tokenizer_of
     from encoderlab.interchange.load import load
     from encoderlab.tasks.runs.folder import find_task
 
@@ -88,14 +91,18 @@ def export(
     require("onnx", "onnxscript", "onnxruntime")
     place = best_seed(model, terminal.say)
     network = load(place)
-    tokenizer_of(network)
-    kind = use_of(network, use)
-    settings = ExportSettings(
-        to=tuple(to or ("onnx",)), pooling=pooling, normalize=normalize, length=length, tolerance=tolerance
-    )
+    tokenizer, kind = tokenizer_of(network), use_of(network, use)
+    settings = ExportSettings(to=tuple(to or ("onnx",)), length=length, tolerance=tolerance)
+    if kind == "states":
+        usual = ("mean", True) if pooling is not None and normalize is not None else pooling_of(place)
+        pooling, normalize = pooling or usual[0], usual[1] if normalize is None else normalize
+        if length is None and (longest := longest_of(place, tokenizer)) is not None:
+            length = min(longest, limit(network))
+        prompts = prompts_of(place)
+        settings = replace(settings, pooling=pooling, normalize=normalize, length=length, prompts=prompts)
     task = find_task(place) if kind not in ("states", "fill-mask") else None
     with held_folder(out):
-        texts = None if check is None else texts_of(check, place, kind, pooling)
+        texts = None if check is None else texts_of(check, place, kind, settings.pooling)
         record = write(network, kind, out, settings, task=task, check_int8=texts, say=terminal.note)
     for text in record["notes"]:
         terminal.note(f"note: {text}")

@@ -18,6 +18,7 @@ from encoderlab.deploy.export.fidelity import Check
 from encoderlab.deploy.export.int8 import quantize
 from encoderlab.deploy.graph import Graph, Use
 from encoderlab.deploy.onnx import GRAPH, QUANTIZED, OnnxRun
+from encoderlab.deploy.serve.service import Prompts
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import check_new, write_json
 from encoderlab.inference import Pooling
@@ -42,6 +43,7 @@ class ExportSettings:
         normalize: scale the vectors of texts to length 1.
         length: the longest text that tools should read, in tokens; None for the model's limit, at most 512.
         tolerance: share of the score, or of the agreement, that a graph in int8 may lose.
+        prompts: what is put before texts; written for sentence-transformers.
     """
 
     to: tuple[GraphFormat, ...] = ("onnx",)
@@ -49,6 +51,7 @@ class ExportSettings:
     normalize: bool = True
     length: int | None = None
     tolerance: float = 0.005
+    prompts: Prompts = Prompts()
 
 
 def export(
@@ -203,7 +206,11 @@ def _sentence_files(aside: Path, model: Model, settings: ExportSettings, longest
     folders.write_fields(aside / "sentence_bert_config.json", {"max_seq_length": longest, "do_lower_case": False})
     folders.write_fields(
         aside / "config_sentence_transformers.json",
-        {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"},
+        {
+            "prompts": dict(settings.prompts.named),
+            "default_prompt_name": settings.prompts.default,
+            "similarity_fn_name": "cosine",
+        },
     )
 
 
