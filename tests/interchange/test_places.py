@@ -19,7 +19,7 @@ import encoderlab
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.deploy.serve.service import Service
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.interchange import huggingface, places
+from encoderlab.interchange import checksums, huggingface, places
 from encoderlab.interchange.load import load, load_pair
 from encoderlab.model import Model, build
 from tests.hub import TOKEN, Hub, hub_of_this_process
@@ -28,6 +28,7 @@ from tests.tasks.runs.test_apply import ready, saved
 from tests.terminal import answer, messages
 
 NAME = "lab/tiny"
+FURTHER = ("export.json", "model.pt2", "sentence_bert_config.json", "2_Normalize/config.json", "onnx/model.onnx")
 MODULES = {"": "Transformer", "1_Pooling": "Pooling"}
 SIZE = {"encoder.layers": 1, "encoder.width": 16, "encoder.heads": 2, "encoder.ff_width": 32}
 
@@ -107,6 +108,20 @@ def test_settings_of_sentence_transformers_come_along(hub: Hub, tmp_path: Path) 
     service = Service.of(Path(NAME))
     assert (service.pooling, service.normalize, service.longest) == ("first", False, 7)
     assert service.prompts.before(None) == "the cat "
+
+
+def test_an_exported_folder_is_read_although_not_all_of_it_is_fetched(hub: Hub, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    for name in FURTHER:
+        (made / name).parent.mkdir(exist_ok=True)
+        (made / name).write_text("{}")
+    checksums.write(made)
+    hub.add(NAME, made)
+    folder = places.resolve(NAME)
+    assert same_weights(load(NAME), tiny()) and not (folder / "model.pt2").exists()
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(DataError, match="tokenizer.json: is missing, although it is listed"):
+        load(folder)
 
 
 def in_shards(made: Path, *files: str) -> list[str]:

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 NAME = "SHA256SUMS"
 FREE = ("README.md",)  # users may edit it: a difference is logged, not refused
+UNREAD = ("export.json", "model.pt2")  # of an export: not fetched from the Hub, and no model is read from them
 _LINE = re.compile(r"([0-9a-f]{64})  ([^/\\\s][^\\]*)")
 _FOREIGN = re.compile(r"([0-9a-f]{64}) [ *](?:\./)?(.+)")  # text or binary mode, from any pattern of files
 _MEANT = f"restore it, or delete {NAME} if you changed it yourself"
@@ -59,7 +60,8 @@ def verify(folder: Path) -> None:
             if strange:
                 raise DataError(f"{strange[0]}: is not listed in {NAME}, which lists missing files; {_MEANT}")
         for name, expected in sums.items():
-            if "/" not in name and (own or (folder / name).is_file()):
+            needed = own and name not in UNREAD
+            if "/" not in name and (needed or (folder / name).is_file()):
                 _compare(folder, name, expected)
 
 
