@@ -94,8 +94,9 @@ def export(
     tokenizer, kind = tokenizer_of(network), use_of(network, use)
     settings = ExportSettings(to=tuple(to or ("onnx",)), length=length, tolerance=tolerance)
     if kind == "states":
-        usual = ("mean", True) if pooling is not None and normalize is not None else pooling_of(place)
-        pooling, normalize = pooling or usual[0], usual[1] if normalize is None else normalize
+        if pooling is None or normalize is None:
+            usual, scaled = pooling_of(place)
+            pooling, normalize = pooling or usual, scaled if normalize is None else normalize
         if length is None and (longest := longest_of(place, tokenizer)) is not None:
             length = min(longest, limit(network))
         prompts = prompts_of(place)
