@@ -117,7 +117,7 @@ class Handlers:
         texts = _several(body.input)
         call.check(texts, "input")
         vectors = self._finished(await self._vectors(body, texts, call), body.dimensions, self.service.normalize)
-        plain, used = body.encoding_format == "float", call.tokens
+        plain, used = body.encoding_format != "base64", call.tokens
         return {
             "object": "list",
             "data": [

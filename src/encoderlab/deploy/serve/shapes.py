@@ -87,7 +87,7 @@ class Decode(RequestShape):
 class OpenAIEmbeddings(RequestShape):
     input: TextsOrIds
     model: Text = ""
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: Literal["float", "base64"] | None = None  # floats
     dimensions: Annotated[int, Field(ge=1)] | None = None
     user: Text | None = None
 
