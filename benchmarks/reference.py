@@ -135,8 +135,9 @@ compare architectures by (8 to 32 rows of 128 tokens a step, on a CPU).
 
 Losses are nats per predicted token on held-out text; *frequencies* is the loss of knowing how often each token is asked
 for, and no context (the unigram entropy of the targets, of which rare tokens have more). Accuracy is that of the
-predicted tokens. For replaced token detection the loss is the generator's, and the discriminator's stands under
-*further losses* with its accuracy, beside the share of masked tokens that were *replaced*.
+predicted tokens; bits per byte were taken with the bytes per token of the training text. For replaced token detection
+the loss is the generator's, and the discriminator's stands under *further losses* with its accuracy, beside the share
+of masked tokens that were *replaced*.
 
 | recipe | tokens | frequencies | loss | accuracy | bits per byte | further losses | tokens/s | minutes | weights |
 |---|---|---|---|---|---|---|---|---|---|
