@@ -63,10 +63,8 @@ def holm(values: Sequence[float]) -> list[float]:
 
 
 def verdict(difference: float, high: float, adjusted: float, margin: float | None = None) -> Verdict:
-    """Holds: better, beyond chance over the whole family. Does not hold: worse beyond chance, or not better by
-    ``margin``.
-
-    The latter if the 95% interval excludes an improvement of ``margin``, also for one that is beyond chance.
+    """Does not hold: worse beyond chance, or the 95% interval excludes an improvement of ``margin``. Else holds:
+    better, beyond chance over the whole family.
     """
     if margin is not None and high < margin:
         return "does not hold"
