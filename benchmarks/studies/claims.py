@@ -46,7 +46,7 @@ at 3e13 FLOPs, where Transformer-XL's relative positions reach 4.8. There is lit
 arms of the study of objectives have relative positions, and those of masks, ELECTRA, ConvBERT, DistilBERT and norms
 rotary ones and no dropout. The architectures, sentence pairs, static masks and ALBERT's sharing still have those of
 their papers, so the losses of architectures differ here mostly by positions. DistilBERT's teacher is small-en, and its
-forward pass counts.
+forward pass counts. Of ELECTRA's arms the loss is the generator's, so pairs and probes say more.
 
 **Effect**: the mean difference over seeds, positive if the claim is right, with its 95% interval; of losses in nats, of
 minimal pairs (BLiMP) and probes in points. **Holds**: better beyond chance, after Holm's correction over all
