@@ -26,12 +26,13 @@ for package in ("starlette", "uvicorn", "httptools", "orjson", "prometheus_clien
 
 
 from encoderlab.cli import main  # noqa: E402
+from encoderlab.deploy.sentence_transformers import pooling_of  # noqa: E402
 from encoderlab.deploy.serve import run as process  # noqa: E402
 from encoderlab.deploy.serve.app import Server  # noqa: E402
 from encoderlab.deploy.serve.engine import ComputeThread  # noqa: E402
 from encoderlab.deploy.serve.http import Limits  # noqa: E402
 from encoderlab.deploy.serve.run import Address, read_keys  # noqa: E402
-from encoderlab.deploy.serve.service import Service, pooling_of  # noqa: E402
+from encoderlab.deploy.serve.service import Service  # noqa: E402
 from encoderlab.errors import ConfigError, DataError  # noqa: E402
 from encoderlab.inference import encode  # noqa: E402
 from encoderlab.interchange import folder as folders  # noqa: E402

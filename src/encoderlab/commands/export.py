@@ -78,7 +78,7 @@ def export(
     from encoderlab.deploy.export.folder import export as write
     from encoderlab.deploy.export.trace import require
     from encoderlab.deploy.graph import use_of
-    from encoderlab.deploy.serve.service import longest_of, pooling_of, prompts_of
+    from encoderlab.deploy.sentence_transformers import longest_of, pooling_of, prompts_of
     from encoderlab.inference import limit, tokenizer_of
     from encoderlab.interchange.load import load
     from encoderlab.tasks.runs.folder import find_task

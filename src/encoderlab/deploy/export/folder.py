@@ -18,7 +18,7 @@ from encoderlab.deploy.export.fidelity import Check
 from encoderlab.deploy.export.int8 import quantize
 from encoderlab.deploy.graph import Graph, Use
 from encoderlab.deploy.onnx import GRAPH, QUANTIZED, OnnxRun
-from encoderlab.deploy.serve.service import Prompts
+from encoderlab.deploy.sentence_transformers import Prompts
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import check_new, write_json
 from encoderlab.inference import Pooling

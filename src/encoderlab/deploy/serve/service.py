@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -13,13 +12,11 @@ import torch
 
 from encoderlab import inference
 from encoderlab.batches.batch import Batch
-from encoderlab.corpus.tokenizer import Tokenizer
+from encoderlab.deploy.sentence_transformers import Prompts, longest_of, pooling_of, prompts_of
 from encoderlab.deploy.serve.texts import Refused
 from encoderlab.deploy.serve.why import Explanations
-from encoderlab.errors import ConfigError, DataError
-from encoderlab.files import read_json
+from encoderlab.errors import ConfigError
 from encoderlab.inference import Pooling, Precision, limit, placed, reading_apart, tokenizer_of
-from encoderlab.interchange import checksums
 from encoderlab.interchange.finetuned import best_seed
 from encoderlab.interchange.hub import PICKLES
 from encoderlab.interchange.load import load
@@ -35,7 +32,6 @@ from encoderlab.tasks.runs.apply import check_own_head, predictor_with
 from encoderlab.tasks.runs.predict import Predictor
 
 Side = Literal["Left", "Right"]
-RESTORE = "restore it, or export the model again"
 
 
 @dataclass(frozen=True)
@@ -45,30 +41,6 @@ class Works:
     kind: str
     works: list[Any]
     tokens: list[int]
-
-
-@dataclass(frozen=True)
-class Prompts:
-    """What is put before texts, by name; ``default`` names the one of requests without a name."""
-
-    named: Mapping[str, str] = field(default_factory=dict)
-    default: str | None = None
-
-    def before(self, name: str | None) -> str:
-        """The prompt of a request.
-
-        Raises:
-            Refused: the model has none of that name.
-        """
-        name = self.default if name is None else name
-        if name is None:
-            return ""
-        if name not in self.named:
-            known = (
-                f"it has {', '.join(self.named)}" if self.named else "it has none; write the prompt before each text"
-            )
-            raise Refused(f"the model has no prompt called {name!r}: {known}")
-        return self.named[name]
 
 
 class Service:
@@ -295,86 +267,3 @@ class Service:
         if self.columns == "options":
             return [Choice(id="", question="a", options=(text,) * count)]
         return [Question(id="", question="a", passage=text)]
-
-
-def pooling_of(folder: Path) -> tuple[Pooling, bool]:
-    """The pooling for the model in a folder, and whether vectors are scaled to length 1.
-
-    Read from sentence-transformers' files if they exist, otherwise the mean, normalised.
-
-    Raises:
-        ConfigError: a pooling or module that is not implemented.
-        DataError: a file of them is damaged or missing.
-    """
-    path = folder / "modules.json"
-    if not path.is_file():
-        return "mean", True
-    try:
-        modules = json.loads(path.read_text(encoding="utf-8"))
-        kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
-        if not modules:
-            raise ValueError
-        place = next((module["path"] for module, kind in zip(modules, kinds, strict=True) if kind == "Pooling"), None)
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise DataError(f"{path}: is damaged; restore it, or export the model again") from None
-    if strange := set(kinds) - {"Transformer", "Pooling", "Normalize"}:
-        raise ConfigError(f"{path}: module {sorted(strange)[0]} is not implemented; export the model without it")
-    if place is None:
-        return "mean", "Normalize" in kinds
-    checksums.verify_file(folder, f"{place}/config.json")
-    data = read_json(folder / str(place) / "config.json", RESTORE)
-    if data.get("include_prompt") is False and any(prompts_of(folder).named.values()):
-        raise ConfigError(
-            f"{folder / place}: include_prompt false is not implemented; use a model that pools prompts too"
-        )
-    modes = {
-        name.removeprefix("pooling_mode_")
-        for name, value in data.items()
-        if name.startswith("pooling_mode_") and value is True
-    }
-    known: dict[str, Pooling] = {"mean_tokens": "mean", "cls_token": "first", "lasttoken": "last"}
-    newer: dict[str, Pooling] = {"mean": "mean", "cls": "first", "lasttoken": "last"}
-    pooling = newer.get(str(data.get("pooling_mode"))) or (known.get(next(iter(modes))) if len(modes) == 1 else None)
-    if pooling is None:
-        found = data.get("pooling_mode") or ", ".join(sorted(modes)) or "none"
-        raise ConfigError(f"{folder / place}: pooling {found} is not implemented; use mean, cls or lasttoken")
-    return pooling, "Normalize" in kinds
-
-
-def prompts_of(folder: Path) -> Prompts:
-    """The prompts in sentence-transformers' files; without any, the model has none.
-
-    Raises:
-        DataError: they are no texts, or the one for every text is not among them.
-    """
-    path = folder / "config_sentence_transformers.json"
-    if not path.is_file():
-        return Prompts()
-    data = read_json(path, RESTORE)
-    named, default = data.get("prompts") or {}, data.get("default_prompt_name")
-    if not isinstance(named, dict) or not all(isinstance(text, str) for text in named.values()):
-        raise DataError(f"{path}: prompts is {named!r:.80}, expected texts by name; correct it")
-    if default is not None and default not in named:
-        raise DataError(f"{path}: default_prompt_name is {default!r}, expected one of {[*named]}; correct it")
-    return Prompts(named, default)
-
-
-def longest_of(folder: Path, tokenizer: Tokenizer) -> int | None:
-    """The longest text in tokens by sentence-transformers' files, special tokens included; None if they name none.
-
-    Raises:
-        DataError: one of them is damaged.
-        ConfigError: they ask for lower case, and the tokenizer distinguishes it.
-    """
-    for path in sorted(folder.glob("sentence_*_config.json")):  # of a family, in old folders
-        data = read_json(path, RESTORE)
-        if data.get("do_lower_case") and list(tokenizer.encode("The").ids) != list(tokenizer.encode("the").ids):
-            raise ConfigError(
-                f"{path}: do_lower_case is not implemented for a tokenizer that distinguishes case; set it to false, "
-                "and send texts in lower case"
-            )
-        longest = data.get("max_seq_length")
-        if longest is not None and (type(longest) is not int or longest < 2):
-            raise DataError(f"{path}: max_seq_length {longest!r}, expected a number of tokens from 2; correct it")
-        return longest
-    return None
