@@ -19,7 +19,7 @@ from encoderlab.measure.pairs.evaluate import survey
 from encoderlab.measure.pairs.reading import find
 from encoderlab.measure.pairs.scorers import scorers_of
 from encoderlab.model import count_parameters
-from encoderlab.study.file import Arm, Finetune, Pairs, Probe, Study, read
+from encoderlab.study.file import Arm, Finetune, Pairs, Probe, Study, folder_name, read
 from encoderlab.tasks.data import suites
 from encoderlab.tasks.data.splits import check_splits, usable_splits
 from encoderlab.tasks.runs.protocol import at_point
@@ -187,7 +187,7 @@ class StudyPlan:
         return f"cells/{self._folder(arm, amount)}/seed-{seed}"
 
     def _folder(self, arm: str, amount: float) -> str:
-        return f"{arm.replace(' ', '_')}/{self.study.unit}-{amount:g}"
+        return f"{folder_name(arm)}/{self.study.unit}-{amount:g}"
 
     # Checks
 
