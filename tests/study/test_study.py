@@ -28,6 +28,7 @@ from encoderlab.study.file import read
 from encoderlab.study.page import render
 from encoderlab.study.plan import StudyPlan
 from encoderlab.study.run import record, run
+from encoderlab.train.networks import full_operations
 from tests.corpus.corpora import build_topics
 
 SMALL: dict[str, Any] = {
@@ -402,6 +403,14 @@ def test_a_teacher_counts_where_validations_are_spread_and_a_common_setting_warn
     assert recipe.evaluation.every == both // plan_module.VALIDATIONS < alone // plan_module.VALIDATIONS
     warnings = [line for line in caplog.messages if line.startswith("set: objective.kind changes")]
     assert warnings and len(set(warnings)) == len(warnings)
+
+
+def test_the_iterations_of_muon_count_where_validations_are_spread(place: Path) -> None:
+    arms = {"adam": {}, "muon": {"set": {"optim.kind": "muon"}}}
+    plan = StudyPlan.read(written(place, budget={"flops": 1e13}, arms=arms, tune=None))
+    adam, muon = (plan.recipe(arm, 1e13, 1) for arm in arms)
+    steps = int(1e13 / full_operations(muon, muon.phases[0]) / 128)
+    assert muon.evaluation.every == steps // plan_module.VALIDATIONS < adam.evaluation.every // 2
 
 
 def test_nodes_of_a_cluster_must_see_the_corpora_and_the_data(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from encoderlab.tasks.runs.protocol import at_point
 from encoderlab.tasks.runs.published import protocol
 from encoderlab.train.checks import check
 from encoderlab.train.corpus_data import corpus_data
-from encoderlab.train.networks import bare_objective, fit
+from encoderlab.train.networks import bare_objective, fit, full_operations
 from encoderlab.train.recipe import Budget, Recipe
 
 VALIDATIONS = 5  # per run, if the study does not set it
@@ -106,7 +106,7 @@ class StudyPlan:
         costs = {}
         for arm, recipe in self._recipes.items():
             with _named(f"arm {arm!r}"):  # a teacher may be missing
-                costs[arm] = recipe.operations(recipe.phases[0].length, teacher_of(recipe))
+                costs[arm] = full_operations(recipe, recipe.phases[0], teacher_of(recipe))
         return costs
 
     def _steps(self, arm: str, recipe: Recipe) -> int:
