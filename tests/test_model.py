@@ -253,6 +253,12 @@ def test_the_package_shows_its_names() -> None:
     assert {"build", "load"} <= set(dir(encoderlab)) and (Path(encoderlab.__file__).parent / "py.typed").exists()
 
 
+class Frame(list[str]):
+    """Like a data frame of pandas: its entries are the names of its columns."""
+
+    columns = ("text",)
+
+
 def test_what_cannot_be_used_says_so(tokenizer: Tokenizer) -> None:
     model = build("bert-tiny", **TINY)
     with pytest.raises(ConfigError, match="no tokenizer"):
@@ -270,8 +276,26 @@ def test_what_cannot_be_used_says_so(tokenizer: Tokenizer) -> None:
         model.fill_mask("The [MASK].", top=-1)
     with pytest.raises(ConfigError, match="got one text, expected a list"):
         model.encode(TEXTS[0])
-    with pytest.raises(ConfigError, match="got nan as text 1 of 2, expected a string; leave it out"):
+    with pytest.raises(ConfigError, match="got nan as text 1 of 2, expected a string; convert it, or leave it out"):
         model.encode(["The river.", float("nan")])  # type: ignore[list-item]
+    wrong: Any
+    for wrong in (None, 3, {"text": TEXTS}, Frame(["text"])):
+        for read in (model.encode, model.attention):
+            name = f"{read.__name__} got {type(wrong).__name__}"
+            with pytest.raises(ConfigError, match=f"{name}, expected a list of texts"):
+                read(wrong)
+    with pytest.raises(ConfigError, match="attention got one text, expected a list"):
+        model.attention(TEXTS[0])
+    with pytest.raises(ConfigError, match="attention got 1 as text 0 of 1"):
+        model.attention([1])  # type: ignore[list-item]
+    assert np.array_equal(model.encode(text for text in TEXTS), model.encode(TEXTS))
+    for wrong in (["The river."], "The river.", np.zeros((1, 2), np.int64)):
+        with pytest.raises(ConfigError, match=f"ids are of type {type(wrong).__name__}, expected a tensor"):
+            model(wrong)
+    with pytest.raises(ConfigError, match="load got None, expected the folder or the name of a model"):
+        load(None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="build got 3, expected the name of an architecture"):
+        build(3)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"ids of shape \[7\], expected \(rows, tokens\)"):
         model(torch.arange(7))
     with pytest.raises(ConfigError, match="fill_mask got list, expected one text"):

@@ -9,7 +9,7 @@ import functools
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -171,7 +171,28 @@ def limit(model: Model) -> int:
     return min(LONGEST, model.config.encoder.max_length or LONGEST)
 
 
-def encode(model: Model, texts: Sequence[str], *, pooling: Pooling = "mean") -> np.ndarray:
+def list_of_texts(texts: Iterable[str], what: str) -> list[str]:
+    """``texts`` as a list, from any series or array of strings; ``what`` got them, for messages.
+
+    Raises:
+        ConfigError: one text instead of several, a table, no texts at all, or an entry that is not a text.
+    """
+    if isinstance(texts, str):
+        raise ConfigError(f"{what} got one text, expected a list of texts; write {what}([text])")
+    if isinstance(texts, Mapping) or hasattr(texts, "columns") or not isinstance(texts, Iterable):
+        kind = type(texts).__name__
+        raise ConfigError(f"{what} got {kind}, expected a list of texts; give one, such as a column of a table")
+    listed = list(texts)
+    for number, text in enumerate(listed):
+        if not isinstance(text, str):
+            raise ConfigError(
+                f"{what} got {text!r:.40} as text {number} of {len(listed)}, expected a string; convert it, or leave "
+                "it out"
+            )
+    return listed
+
+
+def encode(model: Model, texts: Iterable[str], *, pooling: Pooling = "mean") -> np.ndarray:
     """One vector per text, (n, D) float32.
 
     ``pooling``: the mean over the tokens of the last layer, or the vector of the first or the last token. A text with
@@ -182,16 +203,10 @@ def encode(model: Model, texts: Sequence[str], *, pooling: Pooling = "mean") -> 
     the C library's ``malloc``): the next batch is faster, and the process does not shrink.
 
     Raises:
-        ConfigError: one text instead of a list, an entry that is not a text, an unknown ``pooling``, or a model without
+        ConfigError: ``texts`` are no list of texts (:func:`list_of_texts`), an unknown ``pooling``, or a model without
             tokenizer.
     """
-    if isinstance(texts, str):
-        raise ConfigError("encode got one text, expected a list of texts; write encode([text])")
-    for number, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise ConfigError(
-                f"encode got {text!r:.40} as text {number} of {len(texts)}, expected a string; leave it out"
-            )
+    texts = list_of_texts(texts, "encode")
     out = np.empty((len(texts), model.config.encoder.width), np.float32)
     done = 0
     for vectors in encode_parts(model, texts, pooling=pooling):
@@ -294,7 +309,7 @@ def fill_mask(
     encoding, longest = tokenizer.encode(text), limit(model)
     masked = np.flatnonzero(np.asarray(encoding.ids) == mask)
     if not len(masked):
-        raise ConfigError(f"the text has no {tokenizer.token(mask)}; write it where the model should predict a word")
+        raise ConfigError(f"{text!r:.80} has no {tokenizer.token(mask)}; write it where a word is to be predicted")
     inside = tokenizer.spans(len(encoding), max_length=longest)
     begin = _window(masked, len(encoding), inside.a)
     ids, segments = tokenizer.frame(encoding.ids[begin : begin + inside.a], max_length=longest)

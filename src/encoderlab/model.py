@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -215,13 +215,13 @@ class Model(nn.Module):
 
         return inference.fill_mask(self, text, top=top)
 
-    def encode(self, texts: Sequence[str], *, pooling: Literal["mean", "first", "last"] = "mean") -> np.ndarray:
+    def encode(self, texts: Iterable[str], *, pooling: Literal["mean", "first", "last"] = "mean") -> np.ndarray:
         """One vector per text, (n, D), see :func:`encoderlab.inference.encode`."""
         from encoderlab import inference
 
         return inference.encode(self, texts, pooling=pooling)
 
-    def attention(self, texts: Sequence[str], *, memory: int = 0) -> list[Attended]:
+    def attention(self, texts: Iterable[str], *, memory: int = 0) -> list[Attended]:
         """What every head reads in each text, an array (H, L, L) per layer: see
         :func:`encoderlab.inspection.attention.attention`.
         """
@@ -245,6 +245,8 @@ def build(name: str, *, seed: int = 0, tokenizer: Tokenizer | None = None, **set
     Raises:
         ConfigError: an unknown name or setting.
     """
+    if not isinstance(name, str):
+        raise ConfigError(f"build got {name!r:.40}, expected the name of an architecture, such as 'bert-base'")
     config = models.config(name)
     if settings:
         config = override(config, settings)

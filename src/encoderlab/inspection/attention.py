@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from encoderlab.corpus.tokenizer import Encoding
 from encoderlab.errors import ConfigError
-from encoderlab.inference import evaluating, limit, reading_apart, tokenizer_of
+from encoderlab.inference import evaluating, limit, list_of_texts, reading_apart, tokenizer_of
 from encoderlab.nn.positions import RelativeShift
 
 if TYPE_CHECKING:
@@ -43,11 +43,11 @@ class Attended:
     layers: tuple[np.ndarray, ...]
 
 
-def attention(model: Model, texts: Sequence[str], *, memory: int = 0) -> list[Attended]:
+def attention(model: Model, texts: Iterable[str], *, memory: int = 0) -> list[Attended]:
     """What every head reads in each of ``texts``, in double the time and H times the memory of reading them: see
     :func:`each_attention`.
     """
-    return list(each_attention(model, texts, memory=memory))
+    return list(each_attention(model, list_of_texts(texts, "attention"), memory=memory))
 
 
 @torch.inference_mode()

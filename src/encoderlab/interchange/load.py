@@ -37,8 +37,10 @@ def load(path: str | os.PathLike[str], *, allow_missing: bool = False) -> Model:
 
     Raises:
         DataError: the folder is missing, damaged, or of an unsupported kind.
-        ConfigError: no right to read a model of the Hub.
+        ConfigError: no right to read a model of the Hub, or ``path`` is no path.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise ConfigError(f"load got {path!r:.40}, expected the folder or the name of a model, such as 'small-en'")
     folder = resolve(path)
     if not folder.is_dir():
         what = "is a file" if folder.is_file() else "no such folder"

@@ -157,9 +157,9 @@ class Encoder(nn.Module):
                 ``doc`` is on a CPU); memory is given without relative positions; or a tensor has an unexpected shape or
                 type.
         """
+        _check_shapes(ids, doc, attention_mask, positions, segments, visible, reverse)
         noise = noise if noise is not None or not self.training else Noise.fresh(ids.shape[0], ids.device)
         depth = self.depth if depth is None else depth
-        _check_shapes(ids, doc, attention_mask, positions, segments, visible, reverse)
         self._check_memory(memory, depth, ids)
         if doc is not None and doc.device.type == "cpu" and not exporting():
             doc = checked_documents(doc)
@@ -432,6 +432,8 @@ def _check_shapes(
     reverse: Tensor | None,
 ) -> None:
     """Refuse tensors that do not fit ``ids``; a tensor of one row may stand for all rows, except ``reverse``."""
+    if not isinstance(ids, Tensor):
+        raise ConfigError(f"ids are of type {type(ids).__name__}, expected a tensor of token ids (rows, tokens)")
     if ids.ndim != 2:
         raise ConfigError(f"ids of shape {list(ids.shape)}, expected (rows, tokens); for one text give ids[None]")
     if ids.dtype.is_floating_point or ids.dtype == torch.bool or not ids.shape[1]:
