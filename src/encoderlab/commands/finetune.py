@@ -110,19 +110,22 @@ def finetune(
     plan = stages.plan_of(protocol, seeds, grid, tune, trials, fields, suite=is_suite)
     stages.check_folder(out)
     jobs = stages.jobs_of(task, data, dev, test, own.given(skip_unlabelled=skip_unlabelled))
+    before = stages.intermediate(after or (), data)
     start = stages.Start.read(best_seed(resolve(model, run=out), note))
     teacher = None if teacher is None else resolve(teacher, run=out)
     teaching = stages.teaching_of(teacher, temperature, teacher_weight)
     lessons = {job.task.name: stages.lesson_of(teaching, start.model, job, is_suite) for job in jobs if teaching}
     for job in jobs:
         plan.taught(lessons.get(job.task.name)).check(start, job)
+    for job in before:
+        plan.of_one_seed().check(start, job)
     if dry_run:
         data_of = {job.task.name: stages.statistics(plan, start, job) for job in jobs}
         for name, splits in data_of.items():
             page.show_statistics(name, splits)
         return {"protocol": plan.protocol.name, "data": data_of}
     with elsewhere(where, out, [] if teacher is None else [teacher]) as tasks:
-        start = stages.after_tasks(after or (), data, start, plan, out, tasks)
+        start = stages.after_tasks(before, start, plan, out, tasks)
         programs: dict[tuple[str, str], Any] = {}
         for job in jobs:
             folder, taught = out / job.task.name if is_suite else out, plan.taught(lessons.get(job.task.name))

@@ -112,12 +112,18 @@ class FinetunePlan:
         return self.adjust(self.protocol.recipe_for(job.task, start.model, len(job.splits["train"])))
 
     def check(self, start: Start, job: TaskWithSplits) -> None:
-        """Refuse a recipe that cannot be used for a task.
+        """Refuse a recipe that cannot be used for a task, also at a single point of the grid or the search.
 
         Raises:
-            ConfigError: a field that it does not have, or two that exclude each other.
+            ConfigError: a field that it does not have, two that exclude each other, or a value that does not fit.
         """
-        self.recipe(start, job).suited(job.task, job.splits["train"])
+        base, where = self.recipe(start, job), "--grid" if self.search is None else "--tune"
+        for point in trials.points_of(self.protocol) if self.search is None else self.search.points():
+            at_point(base, point, where=where).check(job.task, start.model, job.splits["train"])
+
+    def of_one_seed(self) -> FinetunePlan:
+        """The plan of intermediate tasks: one seed, and no search by Optuna."""
+        return replace(self, protocol=replace(self.protocol, seeds=1), search=None)
 
     def taught(self, teaching: Teaching | None) -> FinetunePlan:
         """The plan with a teacher; fields that the user sets are applied after it."""
@@ -290,13 +296,18 @@ class Start:
         return replace(self, origin=replace(self.origin, system=system))
 
 
+def intermediate(names: Sequence[str], data: Path | None) -> list[TaskWithSplits]:
+    """The intermediate tasks of these names: files, or benchmarks whose files are in ``data``."""
+    places = [(name, None if Path(name).is_file() else data) for name in names]
+    return [job for name, place in places for job in jobs_of(name, place, None, None, Given())]
+
+
 def after_tasks(
-    names: Sequence[str], data: Path | None, start: Start, plan: FinetunePlan, out: Path, tasks: Tasks | None
+    jobs: Sequence[TaskWithSplits], start: Start, plan: FinetunePlan, out: Path, tasks: Tasks | None
 ) -> Start:
     """The model after training on intermediate tasks, one after the other, with one seed and without a search."""
-    places = [(name, None if Path(name).is_file() else data) for name in names]
-    plan = replace(plan, protocol=replace(plan.protocol, seeds=1), search=None)
-    for job in [job for name, place in places for job in jobs_of(name, place, None, None, Given())]:
+    plan = plan.of_one_seed()
+    for job in jobs:
         program = plan.program(start, job, out / f"after-{job.task.name}")
         result = perform_all({"": program}, tasks, note)[""]
         if isinstance(result, Diverged):

@@ -28,8 +28,8 @@ def reviews(path: Path, count: int = 60) -> str:
     """A table of texts whose label is the colour in them."""
     with open(path, "w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
-        table.writerow(["text", "label"])
-        table.writerows([f"the {COLOURS[i % 2]} cat {i % 9}", COLOURS[i % 2]] for i in range(count))
+        table.writerow(["text", "label", "shade"])
+        table.writerows([f"the {COLOURS[i % 2]} cat {i % 9}", COLOURS[i % 2], i % 3] for i in range(count))
     return str(path)
 
 
@@ -110,13 +110,29 @@ def test_further_files_have_the_labels_of_training(tmp_path, tiny, capsys):
         (("--grid", "lr=1e-3,fast"), "--grid: optim.lr: .*'fast'"),
         (("--set", "lr=fast"), "--set: optim.lr: .*'fast'"),
         (("--tune", "batch=16,small"), "--tune: batch: .*'small'"),
+        (("--grid", "lr=1e-3,1e-4", "epoch=3"), "--grid: unknown key 'epoch'; did you mean 'epochs'?"),
+        (("--grid", "form.max_length=16,5000"), "max_length 5000 exceeds the model's"),
+        (("--tune", "form.max_length=16,5000"), "max_length 5000 exceeds the model's"),
+        (("--grid", "form.precision=null,0.9", "--label", "shade"), "form.precision .* are for two labels"),
+        (("--after", "mnli"), "mnli is a benchmark; give the folder of its files"),
+        (("--after", "{three}", "--set", "form.precision=0.9"), "form.precision .* are for two labels, three has 3"),
     ],
 )
-def test_fields_that_mean_nothing_are_refused_before_any_training(tmp_path, tiny, capsys, words, message):
-    if "--tune" in words:
-        pytest.importorskip("optuna")
+def test_what_cannot_be_trained_is_refused_before_any_training(tmp_path, tiny, capsys, words, message):
+    """Also a single point of a grid, and in a dry run."""
     data, out = reviews(tmp_path / "reviews.csv"), tmp_path / "run"
-    assert re.search(message, messages(capsys, 2, "finetune", data, "--model", tiny, "--out", out, *words))
+    (tmp_path / "three.csv").write_text("text,label\n" + "".join(f"cat {i},{i % 3}\n" for i in range(30)))
+    words = [
+        "finetune",
+        data,
+        "--model",
+        tiny,
+        "--out",
+        out,
+        *(word.format(three=tmp_path / "three.csv") for word in words),
+    ]
+    for more in ((), ("--dry-run",)):
+        assert re.search(message, messages(capsys, 2, *words, *more))
     assert not list(out.rglob("metrics.jsonl"))
 
 
@@ -254,13 +270,17 @@ def test_verbs_of_fengshen(verb, tmp_path, tiny, capsys):
     )
 
 
-def test_names_and_options_that_do_not_go_together_are_refused(tmp_path, tiny, capsys):
+def test_names_and_options_that_do_not_go_together_are_refused(tmp_path, tiny, capsys, monkeypatch):
     data, to = reviews(tmp_path / "r.csv"), ("--model", tiny, "--out", tmp_path / "run")
     assert "gone.csv: no such file" in messages(capsys, 2, "finetune", "gone.csv", *to)
     assert f"is a folder; give a file in it, or the name of a benchmark with --data {tmp_path}" in messages(
         capsys, 2, "finetune", tmp_path, *to
     )
     assert "sst2 is a benchmark" in messages(capsys, 2, "finetune", "sst2", "--data", tmp_path, "--text", "x", *to)
+    monkeypatch.chdir(tmp_path)
+    for name, message in (("labels", "labels: is a folder"), ("SST-2", "SST-2 is a benchmark")):
+        (tmp_path / name).mkdir()
+        assert message in messages(capsys, 2, "finetune", name, *to)
     assert "leave one of them out" in messages(capsys, 2, "finetune", data, "--data", tmp_path, *to)
     assert "one text per line" in messages(capsys, 3, "encode", tiny, "--file", data)
 

@@ -48,6 +48,16 @@ def test_a_protocol_searches_on_dev_runs_seeds_and_stores_everything(tmp_path):
     assert again.record["scores"] == record["scores"]
 
 
+def test_a_search_whose_runs_are_the_final_ones_says_of_no_file_that_it_is_missing(tmp_path, caplog):
+    found, splits = data("tagged", train=16, dev=8)
+    searched = replace(QUICK, grid={"optim.lr": (1e-3, 2e-3)}, seeds=1)
+    run(searched, model(), found, splits, tmp_path / "out")
+    assert "is missing" not in caplog.text
+    (tmp_path / "out" / "score.json").unlink()
+    run(searched, model(), found, splits, tmp_path / "out")
+    assert "score.json: is missing; it is made again" in caplog.text
+
+
 def test_the_best_seed_of_every_split_and_metric_is_the_best_on_dev(tmp_path, monkeypatch):
     """Not the highest score of a test set, nor the largest error."""
     found, splits = data("number", train=16, dev=8)

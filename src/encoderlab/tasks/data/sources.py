@@ -93,11 +93,12 @@ def source_of(name: str, data: Path | None) -> Files | Benchmark:
         return Files(name=name, path=path, splits={"train": [path]})
     if is_dataset(path) or data is None and labelled_files(path):
         return Files(name=name, path=path, splits=labelled_files(path))
-    if is_file_name(name) or "/" in name:
-        if path.is_dir():
-            raise ConfigError(f"{name}: is a folder; give a file in it, or the name of a benchmark with --data {name}")
+    names, is_path = suites.SUITES.get(name.lower(), (name,)), is_file_name(name) or "/" in name
+    if path.is_dir() and (is_path or suites.find(names[0]) is None):
+        raise ConfigError(f"{name}: is a folder; give a file in it, or the name of a benchmark with --data {name}")
+    if is_path:
         raise ConfigError(f"{name}: no such file; give labelled data, or the name of a benchmark")
-    tasks = tuple(suites.task(one) for one in suites.SUITES.get(name.lower(), (name,)))
+    tasks = tuple(map(suites.task, names))
     if data is None:
         raise ConfigError(f"{name} is a benchmark; give the folder of its files with --data")
     return Benchmark(name=name, tasks=tasks, folder=data)

@@ -360,14 +360,18 @@ SUITES: Mapping[str, tuple[str, ...]] = {
 }
 
 
+def find(name: str) -> Task | None:
+    """The task called ``name``, ignoring case, hyphens and underscores (``SST-2``, ``sst2``); None if it is unknown."""
+    plain = name.lower().replace("-", "").replace("_", "")
+    return next((task for key, task in TASKS.items() if key.replace("_", "") == plain), None)
+
+
 def task(name: str) -> Task:
-    """The task called ``name``, ignoring case, hyphens and underscores (``SST-2``, ``sst2``).
+    """The task called ``name``, see :func:`find`.
 
     Raises:
         ConfigError: unknown name; the message gives the nearest one.
     """
-    plain = name.lower().replace("-", "").replace("_", "")
-    for key, known in TASKS.items():
-        if key.replace("_", "") == plain:
-            return known
+    if (known := find(name)) is not None:
+        return known
     raise ConfigError(f"unknown task {name!r}{nearest(name, [*TASKS, *SUITES])}")

@@ -146,6 +146,16 @@ class FinetuneRecipe(Training):
             raise ConfigError("the features of a frozen encoder have no windows; leave form.windows unset, or frozen")
         return replace(self, form=settings)
 
+    def check(self, task: Task, model: Model, train: Split) -> None:
+        """Refuse settings that do not fit the task or the model.
+
+        Raises:
+            ConfigError, DataError: as :meth:`suited`; or a threshold for other than two labels, too few labels, or
+                sequences that are longer than the model reads.
+        """
+        settings, whole = self.suited(task, train).form, completed(task, train)
+        form_of(FORMS[whole.form].decided(whole, settings), model, settings)
+
 
 def finetune(
     model: Model,

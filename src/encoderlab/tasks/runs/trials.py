@@ -161,6 +161,18 @@ class ProtocolResult:
         return max(self.runs, key=lambda run: run.scores["dev"][self.task.metric])
 
 
+def points_of(protocol: Protocol) -> list[Point]:
+    """The points of a protocol's grid; without a grid a single one, which sets nothing.
+
+    Raises:
+        ConfigError: one is given twice.
+    """
+    points = [dict(zip(protocol.grid, values, strict=True)) for values in itertools.product(*protocol.grid.values())]
+    if twice := next((point for point in points if points.count(point) > 1), None):
+        raise ConfigError(f"--grid: {describe(twice)} is given twice; give each value once")
+    return points
+
+
 def run(
     protocol: Protocol,
     model: Model,
@@ -201,12 +213,9 @@ def program(
     """
     start = time.perf_counter()
     base = adjust(protocol.recipe_for(task, model, len(splits["train"])))
-    points: list[Point] = [
-        dict(zip(protocol.grid, values, strict=True)) for values in itertools.product(*protocol.grid.values())
-    ]
+    points = points_of(protocol)
     recipes = [at_point(base, point, where="--grid") for point in points]  # refuse a wrong one before any training
-    if twice := next((point for point in points if points.count(point) > 1), None):
-        raise ConfigError(f"--grid: {describe(twice)} is given twice; give each value once")
+    kept = set(out.rglob(SCORE_FILE))  # of what had ended before this call
     runs = Runs.of(protocol, model, task, out, origin)
     named = " ".join(filter(None, (task.name, origin.system)))
 
@@ -235,7 +244,7 @@ def program(
         said = protocol.says(recipes[chosen], model, len(splits["train"]))
         say(f"{named}: {describe(points[chosen])} is taken: {said}")
     asked = attempts(chosen, protocol.seeds, splits)
-    ended = all((one.out / SCORE_FILE).exists() for one in asked)
+    ended = kept.issuperset(one.out / SCORE_FILE for one in asked)
     results = yield asked
     by_seed = dict(zip(range(base.seed, base.seed + protocol.seeds), results, strict=True))
     finished = _finished(results)

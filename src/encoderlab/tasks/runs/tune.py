@@ -50,6 +50,15 @@ class Search(Bounded):
     space: Space
     trials: Count = 20
 
+    def points(self) -> list[dict[str, Any]]:
+        """Points with every value to choose from and both ends of every range, of each field in turn."""
+        ends = {
+            name: (values.low, values.high) if isinstance(values, Range) else values
+            for name, values in self.space.items()
+        }
+        first = {name: values[0] for name, values in ends.items()}
+        return [{**first, name: value} for name, values in ends.items() for value in values]
+
 
 def parse_space(words: Sequence[str]) -> dict[str, Range | tuple[Any, ...]]:
     """``["lr=1e-5:1e-3", "batch=16,32"]`` as a space.
@@ -98,9 +107,8 @@ def tune(
     with optional("optuna", "tune", "searching hyperparameters"):
         import optuna
     base = adjust(protocol.recipe_for(task, model, len(splits["train"])))
-    for name, values in search.space.items():  # refuse a wrong one before any training
-        for value in (values.low, values.high) if isinstance(values, Range) else values:
-            at_point(base, {name: value}, where="--tune")
+    for point in search.points():  # refuse a wrong one before any training
+        at_point(base, point, where="--tune")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     sampler = optuna.samplers.TPESampler(seed=base.seed, n_startup_trials=STARTUP)
     study = optuna.create_study(direction="maximize", sampler=sampler)
