@@ -7,8 +7,9 @@ import json
 import pytest
 
 import encoderlab
+from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import DataError
-from encoderlab.interchange.finetuned import best_seed, signed
+from encoderlab.interchange.finetuned import best_seed, signed, tokenizer_place
 from encoderlab.interchange.load import load_pair
 from encoderlab.model import weights_hash
 
@@ -47,3 +48,26 @@ def test_a_folder_of_a_fine_tuning_is_loaded_as_its_best_seed(tmp_path):
     (tmp_path / "score.json").write_text(json.dumps(signed(record) | {"metric": "accuracy"}))
     with pytest.raises(DataError, match="damaged"):
         encoderlab.load(tmp_path)
+
+
+def test_the_tokenizer_of_a_model_a_run_and_a_corpus_is_found_in_their_folders(tmp_path):
+    own = Tokenizer.train("wordpiece", ["the river flows past the old mill"] * 10, 40)
+    record = {"metric": "f1", "chosen": {}, "seeds": {"1": {"scores": {"dev": {"f1": 1.0}}}}}
+    said: list[str] = []
+    for place, folder in (
+        ("model", ""),
+        ("run", "model"),
+        ("unfinished", "tokenizer"),
+        ("corpus", "tokenizer"),
+        ("pair", "discriminator"),
+        ("pair-run", "model/discriminator"),
+        ("finetuned", "runs/seed-1/model"),
+    ):
+        own.save(tmp_path / place / folder)
+        if place == "finetuned":
+            (tmp_path / place / "score.json").write_text(json.dumps(signed(record)))
+        assert tokenizer_place(tmp_path / place, said.append) == tmp_path / place / folder
+    file = tmp_path / "model" / "tokenizer.json"
+    assert tokenizer_place(file, said.append) == file and len(said) == 1
+    (tmp_path / "empty").mkdir()
+    assert tokenizer_place(tmp_path / "empty", said.append) == tmp_path / "empty"

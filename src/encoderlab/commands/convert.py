@@ -12,8 +12,7 @@ from cyclopts import Parameter
 from encoderlab.commands import terminal
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import check_new, held_folder
-from encoderlab.interchange.finetuned import best_seed
-from encoderlab.interchange.places import resolve
+from encoderlab.interchange.finetuned import best_seed, tokenizer_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -129,7 +128,7 @@ def _give_tokenizer(models: Models, path: Path) -> None:
     from encoderlab.interchange import reading
     from encoderlab.interchange.load import find_tokenizer
 
-    tokenizer = find_tokenizer(resolve(path), next(iter(models.values())).config.family)
+    tokenizer = find_tokenizer(tokenizer_place(path, terminal.note), next(iter(models.values())).config.family)
     if tokenizer is None:
         raise ConfigError(f"{path}: is not a tokenizer; give vocab.txt, a .model, or a tokenizer folder")
     for network in models.values():

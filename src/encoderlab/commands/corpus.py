@@ -17,7 +17,7 @@ from encoderlab.corpus.sources import Reading
 from encoderlab.errors import ConfigError
 from encoderlab.execution.cluster import tasks_on
 from encoderlab.execution.workers import cores
-from encoderlab.interchange.places import resolve
+from encoderlab.interchange.finetuned import tokenizer_place
 
 if TYPE_CHECKING:
     from encoderlab.corpus.assemble import Selection
@@ -36,8 +36,8 @@ class TokenizerOptions:
     Parameters
     ----------
     tokenizer
-        Kind of tokenizer to train (`wordpiece`, `bpe`, `unigram`), or a given one: a folder, `vocab.txt`,
-        `tokenizer.json`, ...
+        Kind of tokenizer to train (`wordpiece`, `bpe`, `unigram`), or a given one: that of a model, a run or a corpus,
+        a folder, `vocab.txt`, `tokenizer.json`, ...
     vocab_size
         Vocabulary size of a tokenizer to train.
     family
@@ -64,7 +64,8 @@ class TokenizerOptions:
                 f"--tokenizer-sample {self.tokenizer_sample:g}, expected a number of megabytes, such as 32"
             )
         if self.tokenizer not in ("wordpiece", "bpe", "unigram"):
-            return GivenTokenizer(path=str(resolve(self.tokenizer)), family=self.family, lowercase=self.lowercase)
+            path = str(tokenizer_place(Path(self.tokenizer), terminal.note))
+            return GivenTokenizer(path=path, family=self.family, lowercase=self.lowercase)
         return NewTokenizer(
             kind=self.tokenizer,  # type: ignore[arg-type]
             vocab_size=self.vocab_size,

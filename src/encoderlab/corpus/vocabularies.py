@@ -382,14 +382,17 @@ def _framing(processor: Any) -> FramingKind | None:
     return {"BertProcessing": _FRAMINGS["sTsTs"], "RobertaProcessing": _FRAMINGS["sTssTs"]}.get(str(kind))
 
 
-def _main_file(folder: Path) -> Path:
-    for name in _FILES:
-        if (folder / name).is_file():
-            return folder / name
+def find_file(folder: Path) -> Path | None:
+    """The main file of the tokenizer in a folder; None without any."""
     models_here = sorted(folder.glob("*.model"))
-    if len(models_here) == 1:
-        return models_here[0]
-    raise DataError(f"{folder}: no tokenizer in this folder; expected {_NAMES}")
+    files = (folder / name for name in _FILES)
+    return next((file for file in files if file.is_file()), models_here[0] if len(models_here) == 1 else None)
+
+
+def _main_file(folder: Path) -> Path:
+    if (file := find_file(folder)) is None:
+        raise DataError(f"{folder}: no tokenizer in this folder; expected {_NAMES}")
+    return file
 
 
 def _beside(file: Path) -> Path:

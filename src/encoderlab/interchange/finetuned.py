@@ -40,6 +40,15 @@ def best_seed(folder: Path, say: Say) -> Path:
     return folder / folder_name(record["chosen"]) / f"seed-{best}"
 
 
+def tokenizer_place(place: Path, say: Say) -> Path:
+    """Where the tokenizer of a model, a run or a corpus is; the folder ``place`` itself if none is found."""
+    from encoderlab.corpus.vocabularies import find_file
+
+    folder = best_seed(place, say)
+    inside = (folder / name for name in ("tokenizer", "model", "discriminator", "model/discriminator"))
+    return next((one for one in (folder, *inside) if find_file(one) is not None), folder)
+
+
 def describe(point: Point) -> str:
     """``lr=0.0001 epochs=3``; empty if no field is searched."""
     parts = (f"{value:g}" if isinstance(value, (int, float)) else f"{value}" for value in point.values())
