@@ -30,10 +30,27 @@ def test_vectors_that_fail_on_the_way_leave_no_file(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_is_no_text_to_encode(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    (tmp_path / "texts.txt").touch()
-    assert cli.main(["encode", "run", str(tmp_path / "texts.txt")]) == 2
-    assert "texts.txt: is a file; give it with --file" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["texts.txt"], 2, "texts.txt: is a file; give it with --file"),
+        (["texts.txt", "more.txt"], 2, "texts.txt: is a file; give it with --file"),
+        (["a text", "texts.txt"], 3, "a text: is no file, and texts.txt is one"),
+        (["none.txt"], 3, "none.txt: no such file; give a file, or texts"),
+        (["folder/"], 2, "folder: is a folder; give it with --file"),
+        (["folder", "--out", "new.npy"], 2, "folder: is a folder; give it with --file"),
+        (["folder"], 3, "folder: is taken as a text; write folder/ for the folder of that name"),
+    ],
+)
+def test_a_file_is_no_text_to_encode(
+    words: list[str], code: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("texts.txt", "more.txt"):
+        (tmp_path / name).touch()
+    (tmp_path / "folder").mkdir()
+    assert cli.main(["encode", "no model", *words]) == code
+    assert message in capsys.readouterr().err and not (tmp_path / "new.npy").exists()
 
 
 def test_a_hyphen_stands_for_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:

@@ -264,6 +264,10 @@ def test_the_verb_prunes_what_was_pretrained_and_what_was_fine_tuned(tmp_path: P
     assert json.loads((tmp_path / "half/pruning.json").read_text())["removed"] == found["removed"]
     assert "| mlm |" in (tmp_path / "half/pruning.md").read_text()
     assert "choose another folder" in messages(capsys, 2, *words)
+    (tmp_path / "texts").mkdir()
+    for name, message in (("none", "no such file; give a corpus, or a file"), ("texts", "is a folder; give a file")):
+        other = (*words[:2], tmp_path / "x", *words[3:-1], tmp_path / name)
+        assert f"{tmp_path / name}: {message}" in messages(capsys, 3, *other)
     rows = "".join(f"the {one} cat,{'good' if n % 3 else 'bad'}\n" for n, one in enumerate(WORDS * 2))
     for name in ("reviews.csv", "dev.csv"):
         (tmp_path / name).write_text("text,label\n" + rows)

@@ -137,6 +137,10 @@ def test_texts(tmp_path: Path) -> None:
         sentences(str(tmp_path / "t.conllu"), 5)
     with pytest.raises(DataError, match="empty"):
         sentences(" ", 1)
+    (tmp_path / "t.csv").write_text("text,label\nthe cat,1\n")
+    for name, kind in (("t.csv", "table"), ("", "folder")):
+        with pytest.raises(DataError, match=f"is a {kind}; give a file with one text per line"):
+            sentences(str(tmp_path / name), 5)
 
 
 def test_a_tree_of_one_word_has_one_word() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from cyclopts import Parameter
 from encoderlab.commands.outputs import output
 from encoderlab.commands.precision import Pooling, Precision, judge
 from encoderlab.commands.terminal import json_mode, progress, say, table
+from encoderlab.commands.use import places_of
 from encoderlab.commands.workers import HERE, ModelWork, WorkerOptions, for_each_file
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import replace_file
@@ -103,8 +103,8 @@ def encode(
     """
     if (file is None) == (not texts):
         raise ConfigError("encode takes either texts or --file FILE (one text per line)")
-    if texts and len(texts) == 1 and os.path.isfile(texts[0]):
-        raise ConfigError(f"{texts[0]}: is a file; give it with --file")
+    if texts and (places := places_of(texts, out)) is not None:
+        raise ConfigError(f"{places[0]}: is a {'folder' if places[0].is_dir() else 'file'}; give it with --file")
     verdict = judge(model, check, precision, pooling=pooling)
     if file and (len(file) > 1 or file[0].is_dir()):
         work = EncodeFile(model=model, pooling=pooling, precision=precision)

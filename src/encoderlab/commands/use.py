@@ -14,7 +14,7 @@ from cyclopts import Parameter
 
 from encoderlab.commands.outputs import check_output, output
 from encoderlab.commands.precision import Precision, judge
-from encoderlab.commands.terminal import note, progress, say, table
+from encoderlab.commands.terminal import json_mode, note, progress, say, table
 from encoderlab.commands.workers import HERE, ModelWork, WorkerOptions, each, for_each_file
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import held_folder, json_line, write_text
@@ -283,13 +283,15 @@ def predict(
     """
     from encoderlab.tasks.runs.apply import predictor_of
 
-    places = _places(inputs, out)
+    places = places_of(inputs, out)
     if places is not None and (len(places) > 1 or places[0].is_dir()):
         verdict = judge(model, check, precision)
         work = PredictFile(model=model, text=text, pair=pair, besides=tuple(with_ or ()), precision=precision)
         return for_each_file(work, places, out, where) | verdict
     if where.several:
         raise ConfigError("--workers, --on and the like are for several files or a folder; leave them out")
+    if with_ and places is not None and out is None and not json_mode():
+        raise ConfigError(f"--with {' '.join(with_)} adds to the lines of a file of predictions; give --out FILE")
     verdict = judge(model, check, precision) | {"model": model}
     with output(out, "predictions", *(places or ())):
         predictor = predictor_of(model, note, precision)
@@ -300,10 +302,10 @@ def predict(
         return _predict_file(predictor, places[0], out, text, pair, with_ or ()) | verdict
 
 
-def _places(words: Sequence[str], out: Path | None) -> list[Path] | None:
+def places_of(words: Sequence[str], out: Path | None) -> list[Path] | None:
     """The files and folders that ``words`` name; None if they are texts.
 
-    A word is a folder if it is written with a slash, or if an output is given.
+    A word is a folder if it is written with a slash, or if an output is given; else a note says that it is a text.
 
     Raises:
         DataError: a word must be a file, and there is none; a pipe; or texts are given besides files.
@@ -321,6 +323,8 @@ def _places(words: Sequence[str], out: Path | None) -> list[Path] | None:
         elif is_file_name(word) and (places or len(words) == 1 or not spaced):
             raise DataError(f"{word}: no such file; give a file, or texts")
         else:
+            if os.path.isdir(word):
+                note(f"{word}: is taken as a text; write {word}/ for the folder of that name")
             texts.append(word)
     if places and texts:
         raise DataError(f"{texts[0]:.80}: is no file, and {places[0]} is one; give only files, or only texts")

@@ -59,11 +59,11 @@ def objective_of(model: Model, generator: Model | None = None) -> Objective:
 
 
 def batches_of(objective: Objective, model: Model, source: str, count: int) -> list[Batch]:
-    """``count`` rows or fewer of ``source``, a corpus (its validation split), a file with a text per line, or a text,
-    as batches of the objective; whole rows of 128 tokens, or fewer if the model's limit is lower.
+    """``count`` rows or fewer of ``source``, a corpus (its validation split) or a file with a text per line, as batches
+    of the objective; whole rows of 128 tokens, or fewer if the model's limit is lower.
 
     Raises:
-        DataError: the text is too short for two rows.
+        DataError: there is no such file, or its text is too short for two rows.
     """
     tokenizer, device = tokenizer_of(model), next(model.parameters()).device
     rows = list(islice(_rows(_texts(tokenizer, source), tokenizer, _length(model)), count))
@@ -78,7 +78,7 @@ def _length(model: Model) -> int:
 
 
 def _texts(tokenizer: Tokenizer, source: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Ids and word starts of the texts of a corpus, a file, or a text."""
+    """Ids and word starts of the texts of a corpus or a file."""
     if (Path(source) / MANIFEST).is_file():
         corpus = Corpus(Path(source), split="validation")
         verify(source, "validation")
@@ -90,6 +90,8 @@ def _texts(tokenizer: Tokenizer, source: str) -> Iterator[tuple[np.ndarray, np.n
             document = corpus.document(number)
             yield np.asarray(document.ids, np.int64), document.word_starts
         return
+    if not Path(source).exists():
+        raise DataError(f"{source:.80}: no such file; give a corpus, or a file with one text per line")
     for sentence in sentences(source, 1 << 30):
         encoding = tokenizer.encode(sentence.text)
         yield np.asarray(encoding.ids, np.int64), encoding.word_starts

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from encoderlab.errors import DataError
 from encoderlab.records.opening import refuse_pipe
-from encoderlab.tasks.data.records import is_file_name, lines, suffix
+from encoderlab.tasks.data.records import RECORDS, is_file_name, lines, suffix
 
 FIELDS = 10  # columns of CoNLL-U
 
@@ -28,14 +28,18 @@ def sentences(source: str, count: int) -> list[Sentence]:
     """The first ``count`` texts of ``source``: a file with one text per line, a ``.conllu`` file, or a text itself.
 
     Raises:
-        DataError: the file is missing or a pipe, has no text, is not UTF-8, or a tree refers to a missing word.
+        DataError: the file is missing, a pipe, a folder or a table, has no text, is not UTF-8, or a tree refers to a
+            missing word.
     """
     path = Path(source)
     try:
         refuse_pipe(path)
-        is_file = path.is_file()
+        is_file, is_folder = path.is_file(), path.is_dir()
     except OSError:  # too long for the name of a file
-        is_file = False
+        is_file = is_folder = False
+    if is_folder or is_file and suffix(path) in RECORDS:
+        kind = "folder" if is_folder else "table"
+        raise DataError(f"{path}: is a {kind}; give a file with one text per line")
     if not is_file:
         if is_file_name(source) and len(source.split()) == 1:
             raise DataError(f"{source}: no such file; give a file with one text per line, or a text")

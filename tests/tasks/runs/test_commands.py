@@ -67,6 +67,8 @@ def test_a_file_is_trained_on_scored_and_predicted(tmp_path, tiny, capsys):
     assert run(capsys, "predict", out, "the red cat", "the blue cat")["predictions"][0]["label"] in COLOURS
     assert run(capsys, "predict", out, data, "--out", tmp_path / "labels.jsonl")["predictions"] == 60
     assert len((tmp_path / "labels.jsonl").read_text().splitlines()) == 60
+    said = messages(capsys, 2, "predict", out, data, "--with", "text", "gold")
+    assert "--with text gold adds to the lines of a file of predictions; give --out FILE" in said
     words = ("--model", out, "--out", tmp_path / "more", "--seeds", 1, "--epochs", 1, "--after", data)
     again = run(capsys, "finetune", data, *words)["tasks"]["reviews"]
     assert again["seeds"]["1"]["scores"] and again["after"] == ["reviews"]
