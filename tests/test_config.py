@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import typing
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
@@ -206,6 +207,10 @@ def test_the_place_is_named() -> None:
         from_dict(Drawing, {"pages": 2}, where="a.json")
     with pytest.raises(ConfigError, match="^a.json: expected a mapping of fields to values"):
         from_dict(Drawing, 3, where="a.json")
+    for wrong, remedy in ((3, "; put it in quotes"), (False, "; put it in quotes"), (None, ""), ([], "")):
+        got = re.escape(f"(got {wrong!r})")
+        with pytest.raises(ConfigError, match=rf"^a.json: title: expected text {got}{remedy}$"):
+            from_dict(Drawing, {"title": wrong}, where="a.json")
     with pytest.raises(ConfigError, match="^environment: unknown key 'shape.radios'"):
         override(Drawing(title="a"), {"shape.radios": "1"}, where="environment")
 
@@ -213,7 +218,9 @@ def test_the_place_is_named() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.yaml", "- 1", "contains list, expected a mapping"),
+        ("a.yaml", "- 1", "contains a list, expected a mapping"),
+        ("a.yaml", "a text", "contains text, expected a mapping"),
+        ("a.yaml", "7", "contains a single value, expected a mapping"),
         ("a.yaml", "# seed: 2", "contains nothing, expected a mapping"),
         ("a.yaml", "a: [", "not valid YAML, line 1: expected the node content, but found '<stream end>'; correct it$"),
         ("a.yaml", "a: 1\nb: c: d", "not valid YAML, line 2: mapping values are not allowed here; correct it$"),

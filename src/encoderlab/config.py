@@ -140,7 +140,9 @@ def _validated(hint: Any, value: Any, where: str, path: str, inside: Any = None)
         message = first["msg"].removeprefix("Value error, ")
         if expected := EXPECTED.get(first["type"].partition("_")[0]):
             message = f"expected {expected}".format(**first.get("ctx", {}))
-        raise ConfigError(f"{prefix}: {message} (got {reprlib.repr(first['input'])})") from None
+        unquoted = expected == "text" and not isinstance(first["input"], (list, tuple, dict, types.NoneType))
+        remedy = "; put it in quotes" if unquoted else ""
+        raise ConfigError(f"{prefix}: {message} (got {reprlib.repr(first['input'])}){remedy}") from None
 
 
 def _other_values(option: Any, name: str) -> str:
@@ -317,7 +319,7 @@ def read_file(path: Path) -> dict[str, Any]:
     except (ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: not valid {kind}{_problem(error)}; correct it") from None
     if not isinstance(data, dict):
-        held = "nothing" if data is None else type(data).__name__
+        held = {type(None): "nothing", list: "a list", str: "text"}.get(type(data), "a single value")
         raise ConfigError(f"{path}: contains {held}, expected a mapping of keys to values")
     return data
 

@@ -138,6 +138,8 @@ class StudyPlan:
         assert self.study.tune is not None
         recipe = self.recipe(arm, self.study.amounts[0], 1)
         value = value_at(recipe, self.study.tune.field, where=f"arm {arm!r}: tune.field")
+        if value == {}:  # there is no such field
+            override(recipe, {self.study.tune.field: 1}, where=f"arm {arm!r}: tune.field")
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not value:
             raise ConfigError(
                 f"arm {arm!r}: tune.field {self.study.tune.field!r} is {value!r}, expected a number above 0"
