@@ -115,6 +115,8 @@ def minimal_pairs(
     ties: Ties = "right" if official else "half"
     settings: dict[str, Any] = {"ties": ties, "length_power": length_power, "bad_first": bad_first}
     with output(out, "pairs", *data), terminal.progress("minimal pairs") as show:
+        # First, because it is quick and may refuse the corpus.
+        counted = {} if corpus is None else baselines_of(corpus, files, surveyed, progress=show, **settings)
         tables = evaluate_files(
             scorers,
             files,
@@ -125,8 +127,7 @@ def minimal_pairs(
             progress=lambda done, total: show("scored", done, total),
             **settings,
         )
-        if corpus is not None:
-            tables |= baselines_of(corpus, files, surveyed, progress=show, **settings)
+        tables |= counted
     _show(tables, surveyed.paradigms, str(model))
     return _record(tables, surveyed.paradigms, scoring, length_power, surveyed.equal, surveyed.long)
 

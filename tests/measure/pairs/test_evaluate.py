@@ -185,9 +185,11 @@ def test_what_cannot_be_scored_is_refused(place: Path, tmp_path: Path, capsys: p
         ([str(tmp_path), data], 3, "has no config.json"),
         ([model, data, "--out", f"{data}/scores.jsonl"], 2, "is inside"),  # it would be read as pairs next time
         ([model, data, f"{data}/../pairs"], 3, "given twice"),
+        ([model, data, "--corpus", data], 3, "no corpus here"),
     ):
         assert main(["minimal-pairs", *words]) == code
-        assert message in " ".join(capsys.readouterr().err.split())
+        said = " ".join(capsys.readouterr().err.split())
+        assert message in said and "pairs: scored" not in said
     (tmp_path / "nothing.txt").write_text("\x00 \x01\nword\n")
     assert main(["minimal-pairs", model, str(tmp_path / "nothing.txt")]) == 3
     assert "nothing.txt:1: a sentence without tokens" in capsys.readouterr().err
