@@ -121,6 +121,23 @@ def test_every_answer_has_a_random_id(pretrained: Asked) -> None:
     assert len(ids) == 5 and all(re.fullmatch("[0-9a-f]{32}", one) for one in ids)
 
 
+def test_an_offer_of_another_protocol_is_ignored(pretrained: Asked) -> None:
+    """Java's client offers HTTP/2 with every request; the body is this protocol's all the same."""
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+    head = b"POST /embed HTTP/1.1\r\nHost: localhost\r\n" + offer + b"Content-Type: application/json\r\n"
+    sized, chunked = b"Content-Length: 17\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n"
+    for parts in (
+        (head + sized + b'{"inputs": "cat"}',),
+        (head[:90], head[90:] + sized + b'{"inp', b'uts": "cat"}'),
+        (head + chunked + b'5\r\n{"inp\r\n', b'c\r\nuts": "cat"}\r\n0\r\n\r\n'),
+        (2 * (head + sized + b'{"inputs": "cat"}'),),
+        (b"GET /info HTTP/1.0\r\nHost: localhost\r\n" + offer + b"\r\n",),
+    ):
+        assert pretrained.raw(*parts, wait=0.02).startswith(b"HTTP/1.1 200"), parts
+    assert pretrained.raw(b"CONNECT / HTTP/1.1\r\nHost: localhost\r\n" + offer + b"\r\n").startswith(b"HTTP/1.1 4")
+    assert pretrained.raw(head + b"X: " + b"a" * 70_000 + b"\r\n\r\n").startswith(b"HTTP/1.1 431")
+
+
 def test_long_headers_are_refused_and_long_bodies_are_not() -> None:
     with serving(tiny("bert-tiny").eval()) as asked:
         head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

@@ -6,6 +6,7 @@ import logging
 import signal
 import socket
 import stat
+import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
+from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from encoderlab.deploy.serve.app import Server
@@ -97,24 +99,42 @@ class _Process(uvicorn.Server):
 
 
 class _Connection(HttpToolsProtocol):
-    """A connection that is closed if the headers of a request take too long, or are too long."""
+    """A connection that is closed if the headers of a request take too long, or are too long.
+
+    A request that offers another protocol is answered in this one (RFC 9110, section 7.8). Java's client offers HTTP/2
+    with every request; the parser takes a body after such headers for one in the other protocol, and drops it.
+    """
 
     _room: int | None = HEADER_BYTES  # bytes that headers may still have; None inside a body
+    _read = b""  # what the parser was given last
+    _anew = b""  # what it is given next
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._impatience = self.loop.call_later(HEADER_SECONDS, transport.close)
 
     def data_received(self, data: bytes) -> None:
-        while data and self._room is not None and not self.transport.is_closing():
-            part, data = data[: self._room], data[self._room :]
-            self._room -= len(part)
-            super().data_received(part)
+        while data and not self.transport.is_closing():
+            self._read = data[: self._room]
+            if self._room is not None:
+                self._room -= len(self._read)
+            super().data_received(self._read)
             if self._room == 0 and not self.transport.is_closing():
                 self.transport.write(TOO_LONG)
                 self.transport.close()
-        if data and not self.transport.is_closing():
-            super().data_received(data)
+            data, self._anew = self._anew + data[len(self._read) :], b""
+
+    def _should_upgrade(self) -> bool:
+        return any(name == b"upgrade" for name, _ in self.headers)
+
+    def handle_websocket_upgrade(self) -> None:
+        """Read the request anew without its offer; the parser has stopped behind its headers."""
+        stopped = sys.exc_info()[1]
+        assert isinstance(stopped, HttpParserUpgrade)
+        start = b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        kept = [b"%s: %s" % (name, value) for name, value in self.headers if name != b"upgrade"]
+        self._anew = b"\r\n".join([start, *kept, b"", self._read[stopped.args[0] :]])
+        self.parser = HttpRequestParser(self)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
