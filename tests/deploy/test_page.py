@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import functools
+import http.server
 import json
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -231,3 +233,20 @@ def test_a_key_is_asked_for(page: Page) -> None:
         page.run("document.querySelector('#key').dispatchEvent(new Event('change'))")
         page.wait("document.querySelector('.result')?.innerText.includes('%')")
         assert KEY not in said(page, "#code") and "$KEY" in said(page, "#code")
+
+
+def test_a_page_of_the_other_origin_sends_what_its_client_adds_and_reads_the_answer(page: Page) -> None:
+    """OpenAI's client for JavaScript has headers of its own, and waits as long as ``Retry-After`` says."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        origin = f"http://127.0.0.1:{other.server_port}"
+        guard = Guard(keys=(KEY.encode(),), cors=origin, rate=0.01)
+        with serving(tiny("bert-tiny").eval(), guard=guard) as asked:
+            page.open(f"{origin}/nothing", ready="location.port !== ''")
+            headers = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}", "x-stainless-lang": "js"}
+            sent = json.dumps({"method": "POST", "headers": headers, "body": json.dumps({"input": "a"})})
+            url = f"http://127.0.0.1:{asked.port}/v1/embeddings"
+            fetched = f"fetch('{url}', {sent}).then((r) => [r.status, r.headers.get('retry-after')])"
+            assert page.run(fetched) == [200, None]
+            assert page.run(fetched) == [429, "100"]
+        other.shutdown()

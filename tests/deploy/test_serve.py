@@ -48,7 +48,9 @@ def test_vectors_are_those_of_encode_in_every_protocol(pretrained: Asked) -> Non
     assert np.allclose([row["embedding"] for row in told["data"]], wanted, atol=1e-5)
     coded = pretrained("/v1/embeddings", {"input": TEXTS[0], "encoding_format": "base64"})[1]
     assert np.allclose(np.frombuffer(base64.b64decode(coded["data"][0]["embedding"]), "<f4"), wanted[0], atol=1e-5)
-    assert np.allclose(pretrained("/", {"inputs": TEXTS})[1], wanted, atol=1e-5)
+    for options in ({}, {"wait_for_model": True, "use_cache": False}):  # of the Hub: langchain and Weaviate send them
+        for path in ("/", "/embed"):
+            assert np.allclose(pretrained(path, {"inputs": TEXTS, "options": options})[1], wanted, atol=1e-5)
     assert pretrained("/v1/models")[1]["data"][0]["id"] == "tiny"
 
 
@@ -258,6 +260,7 @@ def test_classes_and_pairs() -> None:
         assert scores / scores.sum() == pytest.approx([x["score"] for x in one], abs=1e-5)
         nested = asked("/", {"inputs": "red", "parameters": {"top_k": 2}})[1]
         assert [x["label"] for x in nested[0]] == [x["label"] for x in one[:2]]
+        assert asked("/", {"inputs": "red", "options": {"wait_for_model": True, "use_cache": False}})[0] == 200
         assert asked("/predict", {"inputs": "a " * 600, "truncate": False})[0] == 422
         status, found, _ = asked("/predict", {"inputs": [["a"], ["b", "c"], ["d"]]})
         assert status == 422 and "2 of 3 examples have no second text (the first: inputs[0])" in found["error"]
@@ -317,10 +320,23 @@ def test_ranks() -> None:
                 x["index"]: x["score"] for x in ranked if x["index"] < 2
             }
         assert asked("/rerank", {"query": "who"})[1]["error"].startswith("`texts`")
-        assert asked("/v1/rerank", {"query": "who"})[1].keys() == {"message"}
+        assert asked("/v1/rerank", {"query": "who"})[1].keys() == {"message", "detail"}
+        model = {"model": asked.server.service.name, "top_n": 3, "return_text": True}  # of the client rerankers
+        assert asked("/rerank", {"query": "who", "texts": ["red", "cat", "dog"]} | model)[1] == ranked
+        assert asked("/rerank", {"query": "who", "texts": ["red"], "model": "other"})[0] == 404
+        unset = dict.fromkeys(("top_n", "return_documents", "max_tokens_per_doc", "max_chunks_per_doc"))  # of langchain
+        longer = {"query": "who", "documents": ["the red cat sat", "red cat", "cat"], "return_documents": True}
+        whole = asked("/v1/rerank", longer | unset | {"return_documents": True, "max_tokens_per_doc": 4096})[1][
+            "results"
+        ]
+        assert whole == asked("/v1/rerank", longer)[1]["results"]
+        cut = asked("/v1/rerank", longer | {"max_tokens_per_doc": 2})[1]["results"]
+        wanted = asked("/v1/rerank", {"query": "who", "documents": ["the red", "red cat", "cat"]} | unset)[1]["results"]
+        assert [(x["index"], x["relevance_score"]) for x in cut] == [(x["index"], x["relevance_score"]) for x in wanted]
+        assert {x["index"]: x["document"]["text"] for x in cut} == dict(enumerate(longer["documents"]))
         for wrong in (
             {"documents": [{"title": "red"}]},
-            {"documents": ["red"], "max_tokens_per_doc": 2},
+            {"documents": ["red"], "max_tokens_per_doc": 0},
             {"documents": named, "rank_fields": ["text", "id"]},
         ):
             assert asked("/v1/rerank", {"query": "who", **wrong})[0] == 422

@@ -132,8 +132,8 @@ class Handlers:
             "usage": {"prompt_tokens": used, "total_tokens": used},
         }
 
-    def _check_model(self, name: str) -> None:
-        if name not in ("", self.service.name):
+    def _check_model(self, name: str | None) -> None:
+        if name and name != self.service.name:
             raise Problem(
                 404, f"the model {name!r} does not exist; this server has {self.service.name!r}", param="model"
             )
@@ -229,6 +229,7 @@ class Handlers:
         """text-embeddings-inference's ``/rerank``, or that of vLLM, which is Cohere's."""
         if isinstance(body, shapes.CohereRerank):
             return await self.cohere(body, call)
+        self._check_model(body.model)
         ranked = (await self._ranked(body.query, body.texts, call, body=body, raw=body.raw_scores))[: body.top_n]
         return [
             {"index": index, "score": score} | ({"text": body.texts[index]} if body.return_text else {})
@@ -238,7 +239,10 @@ class Handlers:
     async def cohere(self, body: shapes.CohereRerank, call: Call) -> Any:
         self._check_model(body.model)
         texts = [document if isinstance(document, str) else document.text for document in body.documents]
-        ranked = (await self._ranked(body.query, texts, call))[: body.top_n]
+        read, most = texts, body.max_tokens_per_doc
+        if most is not None:
+            read = await call.prepared(lambda: self.service.cut(texts, most))
+        ranked = (await self._ranked(body.query, read, call))[: body.top_n]
         return {
             "id": uuid.uuid4().hex,
             "model": self.service.name,
@@ -286,7 +290,7 @@ class Handlers:
             for s in spans
         ]
         top = body.parameters.top_k if body.parameters else None
-        return answers[: top or 1] if top else answers[0]
+        return answers[:top] if top else answers[0]
 
     async def pretrained(self, body: Any, call: Call) -> Any:
         """``POST /`` for a model without a fine-tuned head: vectors, similarities, or masks if the text has one."""

@@ -84,7 +84,7 @@ def error(problem: Problem, protocol: Protocol) -> Response:
         code = codes.get(problem.status, problem.kind.lower())
         value = {"error": {"message": problem.message, "type": kind, "param": problem.param, "code": code}}
     elif protocol == "cohere":
-        value = {"message": problem.message}
+        value = {"message": problem.message, "detail": problem.message}  # Cohere's, and Jina's
     elif protocol == "hf":
         value = {"error": problem.message}
     else:
@@ -251,7 +251,8 @@ class Guarded:
                 message["headers"] = [
                     *message.get("headers", []),
                     (b"access-control-allow-origin", origin.encode()),
-                    (b"access-control-allow-headers", b"authorization, content-type"),
+                    (b"access-control-allow-headers", b"authorization, *"),  # the star alone leaves out the key
+                    (b"access-control-expose-headers", b"*"),
                     (b"vary", b"origin"),
                 ]
             await send(message)

@@ -176,6 +176,14 @@ class Service:
         items = self.predictor.form.items(examples)
         return Works("scores", list(items), [len(item) for item in items]), items
 
+    def cut(self, texts: Sequence[str], tokens: int) -> list[str]:
+        """The first tokens of each text."""
+        encoded = self.tokenizer.encode_batch(list(texts), limit=tokens)
+        return [
+            text if len(one) <= tokens else text[: one.offsets[tokens - 1, 1]]
+            for text, one in zip(texts, encoded, strict=True)
+        ]
+
     def check_lengths(self, pairs: Sequence[Sequence[str]]) -> None:
         """
         Raises:

@@ -23,6 +23,20 @@ class RequestShape(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
+class HubOptions(RequestShape):
+    """Options of the Hub's own servers, which mean nothing here: no answer is cached, and the model is loaded."""
+
+    use_cache: bool | None = None
+    use_gpu: bool | None = None
+    wait_for_model: bool | None = None
+
+
+class HubTask(RequestShape):
+    """A task in Hugging Face's protocol. Weaviate, and langchain's older classes, always send ``options``."""
+
+    options: HubOptions | None = None
+
+
 class Truncating(RequestShape):
     truncate: bool | None = None
     truncation_direction: Literal["Left", "Right", "left", "right"] = "Right"
@@ -32,7 +46,7 @@ class Prompted(Truncating):
     prompt_name: Text | None = None
 
 
-class Embed(Prompted):
+class Embed(Prompted, HubTask):
     """text-embeddings-inference's ``/embed``, and Hugging Face's feature extraction."""
 
     inputs: TextsOrIds
@@ -57,7 +71,8 @@ class Predict(Truncating):
 class Rerank(Truncating):
     query: Text
     texts: Annotated[list[Text], Field(min_length=1)]
-    top_n: Annotated[int, Field(ge=1)] | None = None  # of litellm's client
+    model: Text | None = None  # of the client rerankers
+    top_n: Annotated[int, Field(ge=1)] | None = None  # of that and of litellm
     raw_scores: bool = False
     return_text: bool = False
     prompt_name: None = None
@@ -68,7 +83,7 @@ class Similar(RequestShape):
     sentences: Annotated[list[Text], Field(min_length=1)]
 
 
-class Similarity(RequestShape):
+class Similarity(HubTask):
     inputs: Similar
     parameters: Prompted | None = None
 
@@ -100,7 +115,7 @@ class RankedText(RequestShape):
 
 
 class CohereRerank(RequestShape):
-    """Cohere's and Jina's ``/v1/rerank``, but for ``max_tokens_per_doc``: a document is cut at the model's length."""
+    """Cohere's and Jina's ``/v1/rerank``. langchain sends null for what it does not set."""
 
     model: Text = ""
     query: Text
@@ -109,7 +124,9 @@ class CohereRerank(RequestShape):
     ]
     rank_fields: list[Literal["text"]] | None = None
     top_n: Annotated[int, Field(ge=1)] | None = None
-    return_documents: bool = False
+    return_documents: bool | None = None
+    max_tokens_per_doc: Annotated[int, Field(ge=1)] | None = None
+    max_chunks_per_doc: None = None
 
 
 class ClassifyParameters(RequestShape):
@@ -117,7 +134,7 @@ class ClassifyParameters(RequestShape):
     function_to_apply: Literal["softmax", "sigmoid", "none"] | None = None
 
 
-class Classify(RequestShape):
+class Classify(HubTask):
     """Hugging Face's text classification."""
 
     inputs: Texts
@@ -129,7 +146,7 @@ class MaskParameters(RequestShape):
     targets: Text | Annotated[list[Text], Field(min_length=1, max_length=1000)] | None = None
 
 
-class FillMask(RequestShape):
+class FillMask(HubTask):
     inputs: Texts
     parameters: MaskParameters | None = None
 
@@ -141,7 +158,7 @@ class TagParameters(RequestShape):
     ignore_labels: list[Text] | None = None
 
 
-class Tag(RequestShape):
+class Tag(HubTask):
     inputs: Texts
     parameters: TagParameters | None = None
 
@@ -155,7 +172,7 @@ class AnswerParameters(RequestShape):
     top_k: Annotated[int, Field(ge=1, le=100)] | None = None
 
 
-class AnswerQuestion(RequestShape):
+class AnswerQuestion(HubTask):
     inputs: Asked
     parameters: AnswerParameters | None = None
 
