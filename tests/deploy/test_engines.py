@@ -157,6 +157,7 @@ def test_a_caller_that_asks_too_often_waits() -> None:
         status, found, headers = ask(KEY)
         assert status == 429 and 90 <= int(headers["retry-after"]) <= 100
         assert found["error"]["type"] == "rate_limit_error"
+        assert asked("/embed", {"inputs": "a"}, Authorization=f"BEARER   {KEY}")[0] == 429  # the same key
         assert ask(other)[0] == 200 and ask("wrong")[0] == 401
         assert asked("/health")[0] == 200
 

@@ -94,6 +94,14 @@ def test_about_the_server(pretrained: Asked) -> None:
     sizes = {"te_request_input_length_sum", "te_batch_next_size_sum", "te_batch_next_tokens_sum"}
     own = {"encoderlab_queue_tokens", "encoderlab_padding_ratio_sum"}
     assert stages | counts | sizes | own <= {sample.name for family in metrics for sample in family.samples}
+    for path, body in (("/tokenize", {"inputs": "a"}), ("/decode", {"ids": [1]}), ("/tokenize", {"inputs": 1})):
+        pretrained(path, body)
+    told = [sample for family in text_string_to_metric_families(pretrained("/metrics")[1]) for sample in family.samples]
+    counted = {
+        name: sum(sample.value for sample in told if sample.name == f"te_request_{name}")
+        for name in ("count", "success", "failure")
+    }
+    assert counted["count"] == counted["success"] + counted["failure"]
     pretrained.server.draining = True
     assert pretrained("/health")[0] == 503 and pretrained("/live")[0] == 200
     assert pretrained("/embed", {"inputs": "a"})[0] == 200  # until the listener closes

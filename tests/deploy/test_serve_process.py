@@ -26,6 +26,7 @@ for package in ("starlette", "uvicorn", "httptools", "orjson", "prometheus_clien
 
 
 from encoderlab.cli import main  # noqa: E402
+from encoderlab.commands.serve import ServeOptions, answer  # noqa: E402
 from encoderlab.deploy.sentence_transformers import pooling_of  # noqa: E402
 from encoderlab.deploy.serve import run as process  # noqa: E402
 from encoderlab.deploy.serve.app import Server  # noqa: E402
@@ -288,10 +289,44 @@ def test_the_command_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str])
             (["--host", "0.0.0.0"], 2, "can be reached by other machines; give --key-file"),
             (["--max-texts", "0"], 2, "--max-texts is 0; give at least 1"),
             (["--rate", "0"], 2, "--rate is 0; give a number above 0"),
+            *((["--drain", wrong], 2, f"--drain is {wrong}; give 0, or a number above it") for wrong in ("nan", "-1")),
+            (["--drain-delay", "inf"], 2, "--drain-delay is inf; give 0, or a number above it"),
+            (
+                ["--allow-host", "me.example:80"],
+                2,
+                "--allow-host me.example:80: expected a name or an address, without",
+            ),
+            (["--allow-host", "[::1]"], 2, "--allow-host [::1]: expected a name or an address, without a port"),
+            *(
+                (["--cors", wrong], 2, f"--cors {wrong}: expected an origin")
+                for wrong in ("a.example", "http://a/", "")
+            ),
             (["--key-file", str(tmp_path / "none")], 3, "cannot be read"),
         ):
             assert main(["serve", place, *words]) == code
             assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_two_models_have_limits_and_names_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one is longer; OpenAI's client asks for its name, and Hugging Face's posts to its address."""
+    for name, longest in (("short", 16), ("long", 64)):
+        folders.save(tiny("bert-tiny"), tmp_path / name)
+        (tmp_path / name / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": longest}))
+    started: list[Server] = []
+    monkeypatch.setattr(process, "run", lambda server, address, listener: (started.append(server), listener.close()))
+    options = ServeOptions(beside=tmp_path / "long", allow_host=["::1", "*"])
+    answer(tmp_path / "short", options, port=0)
+    with serving(tiny("bert-tiny").eval()) as asked:
+        (both,) = started
+        both.load()
+        asked.server.app.app = both.app.app  # type: ignore[attr-defined]
+        long = "a" * 5000
+        assert asked("/embed", {"inputs": long})[0] == 413 and asked("/beside/embed", {"inputs": long})[0] == 200
+        assert asked("/beside", {"inputs": "a"})[1] == asked("/beside/", {"inputs": "a"})[1]
+        assert asked("/beside", {"inputs": 1})[1].keys() == {"error"}
+        assert [one["id"] for one in asked("/beside/v1/models")[1]["data"]] == ["long"]
+        assert asked("/beside/v1/models/long")[0] == asked("/v1/models/short")[0] == 200
+        both.engine.stop()
 
 
 def test_workers_do_not_share_the_port_of_other_workers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

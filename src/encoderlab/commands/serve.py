@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +12,7 @@ from cyclopts import Parameter
 
 from encoderlab.commands import terminal
 from encoderlab.commands.precision import Precision
-from encoderlab.commands.settings import Amount, Count
+from encoderlab.commands.settings import Amount, AmountOrZero, Count
 from encoderlab.deploy.serve.engine import ComputeThread, lanes
 from encoderlab.errors import ConfigError, MissingDependency
 
@@ -86,8 +87,8 @@ class ServeOptions:
     max_texts: Count = 1024
     max_body: Count = 2_000_000
     deadline: Amount = 60.0
-    drain: float = 25.0
-    drain_delay: float = 0.0
+    drain: AmountOrZero = 25.0
+    drain_delay: AmountOrZero = 0.0
     accept_ids: bool = False
     rate: Amount | None = None
     workers: Count = 1
@@ -124,6 +125,16 @@ def serve(model: Path, /, *, options: ServeOptions = OPTIONS) -> dict[str, Any]:
         raise ConfigError(
             f"--host {options.host} can be reached by other machines; give --key-file FILE, or --no-key for open access"
         )
+    for name in options.allow_host or ():
+        if not re.fullmatch(r"[^\s/:\[\]]+|[0-9A-Fa-f.]*:[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*", name):
+            raise ConfigError(
+                f"--allow-host {name}: expected a name or an address, without a port, such as models.example.org"
+            )
+    if options.cors is not None and not re.fullmatch(r"\*|[a-z][a-z0-9+.-]*://[^\s/A-Z]+", options.cors):
+        raise ConfigError(
+            f"--cors {options.cors}: expected an origin as browsers send it, without a path, such as "
+            "https://example.org"
+        )
     if options.workers > 1:
         from encoderlab.deploy.serve.workers import supervise
 
@@ -157,12 +168,15 @@ def answer(model: Path, options: ServeOptions, *, port: int, shared: bool = Fals
     hosts = ("localhost", "127.0.0.1", "::1", options.host, *(options.allow_host or ()))
     free = PROBES if options.metrics == "key" else (*PROBES, "/metrics")
     guard = Guard(keys=keys, hosts=hosts, open=free, pages=tuple(page.FILES), cors=options.cors, rate=options.rate)
-    limits = Limits(
-        body=options.max_body, texts=options.max_texts, characters=250 * service.longest, deadline=options.deadline
-    )
-    common: dict[str, Any] = {"limits": limits, "accept_ids": options.accept_ids}
-    second = None if other is None else Server(other, computing, lane=BESIDE, **common)
-    server = Server(service, computing, guard=guard, beside=second, **common)
+
+    def served(model: Service, **more: Any) -> Server:
+        limits = Limits(
+            body=options.max_body, texts=options.max_texts, characters=250 * model.longest, deadline=options.deadline
+        )
+        return Server(model, computing, limits=limits, accept_ids=options.accept_ids, **more)
+
+    second = None if other is None else served(other, lane=BESIDE)
+    server = served(service, guard=guard, beside=second)
     place = f"http://{f'[{options.host}]' if ':' in options.host else options.host}:{listener.getsockname()[1]}"
     what = service.form or ("vectors and masks" if service.fills_masks else "vectors")
     if not shared:

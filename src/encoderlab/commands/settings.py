@@ -5,6 +5,7 @@ Fields are set in this order: defaults < recipe < file < environment < command l
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ def _where(fits: Callable[[float], bool], remedy: str) -> Parameter:
 Count = Annotated[int, _where(lambda count: count >= 1, "at least 1")]
 CountOrZero = Annotated[int, _where(lambda count: count >= 0, "at least 0")]
 Amount = Annotated[float, _where(lambda amount: amount > 0, "a number above 0")]
+AmountOrZero = Annotated[float, _where(lambda amount: 0 <= amount < math.inf, "0, or a number above it")]
 
 
 @Parameter(name="*")

@@ -77,18 +77,23 @@ class Server:
         if beside is not None:
             beside.metrics = self.metrics
         self.ready = self.draining = False
-        routes = [
-            Route(lane + path, self._endpoint(path, shapes, handler), methods=["POST"])
-            for path, (shapes, handler) in Handlers(service, accept_ids=accept_ids).by_path().items()
+        handlers = Handlers(service, accept_ids=accept_ids).by_path()
+        if lane:
+            handlers[""] = handlers["/"]  # clients add no slash to a path that they are given
+        self.routes = [
+            *(
+                Route(lane + path, self._endpoint(path, shapes, handler), methods=["POST"])
+                for path, (shapes, handler) in handlers.items()
+            ),
+            Route(f"{lane}/info", self.info, methods=["GET"]),
+            Route(f"{lane}/v1/models", self.models, methods=["GET"]),
+            Route(f"{lane}/v1/models/{{name:path}}", self.models, methods=["GET"]),
         ]
-        self.routes = [*routes, Route(f"{lane}/info", self.info, methods=["GET"])]
         routes = [*self.routes, *(beside.routes if beside is not None else ()), *page.routes()]
         routes += [Route(path, self.health, methods=["GET"]) for path in ("/health", "/ping")]
         routes += [
             Route("/live", self.live, methods=["GET"]),
             Route("/metrics", self.show_metrics, methods=["GET"]),
-            Route("/v1/models", self.models, methods=["GET"]),
-            Route("/v1/models/{name:path}", self.models, methods=["GET"]),
         ]
         inner = Starlette(routes=routes, exception_handlers={404: _unknown, 405: _unknown})
         inner.router.redirect_slashes = False  # a client that posts does not follow, and the name is the client's
@@ -135,7 +140,8 @@ class Server:
                 log.exception("a request to %s failed", path)
                 self.metrics.failure.add("backend")
                 return error(Problem(424, str(Failed.of(failure)), "Backend"), protocol)
-            return answer(result, headers=call.headers(method, self.service.device.type, self.metrics))
+            self.metrics.success.add(method)
+            return answer(result, headers=call.headers(self.service.device.type, self.metrics))
 
         return endpoint
 

@@ -93,14 +93,14 @@ class Call:
         """The number of computed tokens."""
         return 0 if self.job is None else sum(entry.tokens for entry in self.job.entries)
 
-    def headers(self, method: str, device: str, metrics: Metrics) -> dict[str, str]:
-        """Headers with the cost of the answer, which is also counted in ``metrics``."""
+    def headers(self, device: str, metrics: Metrics) -> dict[str, str]:
+        """Headers with the cost of the answer, which ``metrics`` counts too."""
         total = time.perf_counter() - self.began
         headers = {"x-compute-type": device, "x-total-time": _milliseconds(total)}
         headers |= {"x-compute-characters": str(self.characters), "x-request-id": uuid.uuid4().hex}
         job = self.job
         if job is not None:
-            metrics.done(method, job, tokenizing=self.tokenizing, total=total)
+            metrics.computed(job, tokenizing=self.tokenizing, total=total)
             headers["x-compute-tokens"] = str(self.tokens)
             headers["x-tokenization-time"] = _milliseconds(self.tokenizing)
             headers["x-queue-time"] = _milliseconds(max(job.started - job.arrived, 0.0))

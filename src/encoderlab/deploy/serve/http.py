@@ -195,11 +195,15 @@ class Guard:
         return "*" in self.hosts or name in {known.lower() for known in self.hosts}
 
     def _admits(self, headers: list[tuple[bytes, bytes]]) -> bool:
-        tokens = [value for name, value in headers if name == b"authorization"]
-        if len(tokens) != 1 or tokens[0][:7].lower() != b"bearer ":
-            return False
-        key = tokens[0][7:].strip()
+        key = key_of(headers)
         return any([hmac.compare_digest(key, known) for known in self.keys])  # all, so that the time reveals nothing
+
+
+def key_of(headers: list[tuple[bytes, bytes]]) -> bytes:
+    """The key that a request sends; empty if it sends none or several."""
+    tokens = [value for name, value in headers if name == b"authorization"]
+    one = len(tokens) == 1 and tokens[0][:7].lower() == b"bearer "
+    return tokens[0][7:].strip() if one else b""
 
 
 class Buckets:
@@ -233,8 +237,7 @@ class Guarded:
         """The problem of a request that comes too soon after others."""
         if self.buckets is None or scope["method"] != "POST":
             return None
-        key = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        caller = key if self.guard.keys else str((scope.get("client") or ("",))[0]).encode()
+        caller = key_of(scope["headers"]) if self.guard.keys else str((scope.get("client") or ("",))[0]).encode()
         seconds = self.buckets.wait(caller, time.monotonic())
         if seconds == 0:
             return None

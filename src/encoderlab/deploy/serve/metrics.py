@@ -64,9 +64,8 @@ class Metrics:
         self.batch_tokens.observe(tokens)
         self.padding.observe(1 - tokens / (longest * len(entries)))
 
-    def done(self, method: str, job: PendingRequest, *, tokenizing: float, total: float) -> None:
-        """A request was answered."""
-        self.success.add(method)
+    def computed(self, job: PendingRequest, *, tokenizing: float, total: float) -> None:
+        """A request was computed."""
         self.duration.observe(total)
         self.tokenization.observe(tokenizing)
         self.queueing.observe(max(job.started - job.arrived, 0.0))

@@ -107,7 +107,7 @@ class _Connection(HttpToolsProtocol):
 
     _room: int | None = HEADER_BYTES  # bytes that headers may still have; None inside a body
     _read = b""  # what the parser was given last
-    _anew = b""  # what it is given next
+    _again = b""  # what it is given next
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -122,18 +122,18 @@ class _Connection(HttpToolsProtocol):
             if self._room == 0 and not self.transport.is_closing():
                 self.transport.write(TOO_LONG)
                 self.transport.close()
-            data, self._anew = self._anew + data[len(self._read) :], b""
+            data, self._again = self._again + data[len(self._read) :], b""
 
     def _should_upgrade(self) -> bool:
         return any(name == b"upgrade" for name, _ in self.headers)
 
     def handle_websocket_upgrade(self) -> None:
-        """Read the request anew without its offer; the parser has stopped behind its headers."""
+        """Read the request again without its offer; the parser has stopped behind its headers."""
         stopped = sys.exc_info()[1]
         assert isinstance(stopped, HttpParserUpgrade)
         start = b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
         kept = [b"%s: %s" % (name, value) for name, value in self.headers if name != b"upgrade"]
-        self._anew = b"\r\n".join([start, *kept, b"", self._read[stopped.args[0] :]])
+        self._again = b"\r\n".join([start, *kept, b"", self._read[stopped.args[0] :]])
         self.parser = HttpRequestParser(self)
 
     def on_message_begin(self) -> None:
