@@ -419,11 +419,12 @@ def test_settings_of_sentence_transformers_are_kept(tmp_path: Path, monkeypatch:
     folders.save(small("bert-tiny"), folder)
     (folder / "1_Pooling").mkdir()
     modules = [{"path": "", "type": kind + "Transformer"}, {"path": "1_Pooling", "type": kind + "Pooling"}]
+    general = {"prompts": {"query": "the "}, "default_prompt_name": "query", "similarity_fn_name": "dot"}
     for name, value in (
         ("modules.json", modules),
         ("1_Pooling/config.json", {"pooling_mode": "cls"}),
         ("sentence_bert_config.json", {"max_seq_length": 12}),
-        ("config_sentence_transformers.json", {"prompts": {"query": "the "}, "default_prompt_name": "query"}),
+        ("config_sentence_transformers.json", general),
     ):
         (folder / name).write_text(json.dumps(value))
     assert main(["export", str(folder), str(tmp_path / "kept")]) == 0
@@ -432,10 +433,15 @@ def test_settings_of_sentence_transformers_are_kept(tmp_path: Path, monkeypatch:
         service = Service.of(tmp_path / out)
         assert (service.pooling, service.normalize, service.longest) == (pooling, normalize, 12)
         assert service.prompts.before(None) == "the "
+        assert json.loads((tmp_path / out / "config_sentence_transformers.json").read_text()) == general
     (folder / "modules.json").write_text(json.dumps([*modules, {"path": "2_Dense", "type": kind + "Dense"}]))
     capsys.readouterr()
     assert main(["export", str(folder), str(tmp_path / "other")]) == 2
     assert "module Dense is not implemented" in capsys.readouterr().err
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(general | {"similarity_fn_name": "l2"}))
+    assert main(["export", str(folder), str(tmp_path / "other")]) == 3
+    assert "similarity_fn_name is 'l2', expected one of cosine, dot" in capsys.readouterr().err
 
 
 def test_a_model_without_what_is_asked_for() -> None:

@@ -78,7 +78,7 @@ def export(
     from encoderlab.deploy.export.folder import export as write
     from encoderlab.deploy.export.trace import require
     from encoderlab.deploy.graph import use_of
-    from encoderlab.deploy.sentence_transformers import longest_of, pooling_of, prompts_of
+    from encoderlab.deploy.sentence_transformers import comparison_of, longest_of, pooling_of, prompts_of
     from encoderlab.inference import limit, tokenizer_of
     from encoderlab.interchange.load import load
     from encoderlab.tasks.runs.folder import find_task
@@ -99,8 +99,14 @@ def export(
             pooling, normalize = pooling or usual, scaled if normalize is None else normalize
         if length is None and (longest := longest_of(place, tokenizer)) is not None:
             length = min(longest, limit(network))
-        prompts = prompts_of(place)
-        settings = replace(settings, pooling=pooling, normalize=normalize, length=length, prompts=prompts)
+        settings = replace(
+            settings,
+            pooling=pooling,
+            normalize=normalize,
+            length=length,
+            prompts=prompts_of(place),
+            comparison=comparison_of(place),
+        )
     task = find_task(place) if kind not in ("states", "fill-mask") else None
     with held_folder(out):
         texts = None if check is None else texts_of(check, place, kind, settings.pooling)

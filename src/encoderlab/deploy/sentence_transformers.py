@@ -15,6 +15,7 @@ from encoderlab.inference import Pooling
 from encoderlab.interchange import checksums
 
 RESTORE = "restore it, or export the model again"
+COMPARISONS = ("cosine", "dot", "euclidean", "manhattan")
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,21 @@ def prompts_of(folder: Path) -> Prompts:
     if default is not None and default not in named:
         raise DataError(f"{path}: default_prompt_name is {default!r}, expected one of {[*named]}; correct it")
     return Prompts(named, default)
+
+
+def comparison_of(folder: Path) -> str:
+    """The function by which sentence-transformers compares the vectors of the model in a folder.
+
+    Raises:
+        DataError: it has none of that name.
+    """
+    path = folder / "config_sentence_transformers.json"
+    found = (read_json(path, RESTORE) if path.is_file() else {}).get("similarity_fn_name") or "cosine"
+    if found not in COMPARISONS:
+        raise DataError(
+            f"{path}: similarity_fn_name is {found!r}, expected one of {', '.join(COMPARISONS)}; correct it"
+        )
+    return str(found)
 
 
 def longest_of(folder: Path, tokenizer: Tokenizer) -> int | None:

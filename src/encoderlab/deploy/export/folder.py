@@ -44,6 +44,7 @@ class ExportSettings:
         length: the longest text that tools should read, in tokens; None for the model's limit, at most 512.
         tolerance: share of the score, or of the agreement, that a graph in int8 may lose.
         prompts: what is put before texts; written for sentence-transformers.
+        comparison: the function by which sentence-transformers compares vectors.
     """
 
     to: tuple[GraphFormat, ...] = ("onnx",)
@@ -52,6 +53,7 @@ class ExportSettings:
     length: int | None = None
     tolerance: float = 0.005
     prompts: Prompts = Prompts()
+    comparison: str = "cosine"
 
 
 def export(
@@ -209,7 +211,7 @@ def _sentence_files(aside: Path, model: Model, settings: ExportSettings, longest
         {
             "prompts": dict(settings.prompts.named),
             "default_prompt_name": settings.prompts.default,
-            "similarity_fn_name": "cosine",
+            "similarity_fn_name": settings.comparison,
         },
     )
 

@@ -97,7 +97,7 @@ def text(record: dict[str, Any], graph: Graph, model: Model) -> str:
         _checked(record),
         *(_int8(record["int8"]) if "int8" in record else ()),
         "## The graph",
-        f"Inputs {', '.join(graph.inputs)}: int64, (rows, tokens), any number of rows, 2 tokens or more, padded on "
+        f"Inputs {', '.join(graph.inputs)}: int64, (rows, tokens), any number of rows, at least one token, padded on "
         f"either side. Outputs: {', '.join(graph.outputs)}.",
         *(_code(tool, record, graph, model) for tool in TOOLS if tool.file in record["checked"]),
         "## encoderlab",
