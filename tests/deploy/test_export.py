@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ from encoderlab.model import Model
 from encoderlab.models import FAMILIES
 from encoderlab.models.base import resized
 from encoderlab.nn.heads import Classification, TaskHead
+from encoderlab.nn.positions import log_bucket
 from encoderlab.tasks.data.examples import Choice, Question, TaggedWords, Text
 from encoderlab.tasks.runs.predict import Predictor, task_of_model
 from tests.interchange.tiny_models import CONFIGS
@@ -105,6 +107,22 @@ def test_padding_on_the_left_leaves_rotary_angles_alone() -> None:
         (wanted,) = traced(input_ids=ids, attention_mask=mask)
         (states,) = traced(input_ids=torch.cat([padding, ids], 1), attention_mask=torch.cat([padding, mask], 1))
     torch.testing.assert_close(states[:, 211:], wanted, atol=1e-4, rtol=0)  # 1e-3 with other angles
+
+
+def test_borders_of_buckets_are_where_the_model_has_them(tmp_path: Path) -> None:
+    """The exporter rounds factors to float32, and ONNX Runtime has a logarithm of its own."""
+
+    class Buckets(torch.nn.Module):
+        def forward(self, distance: torch.Tensor) -> torch.Tensor:
+            return torch.cat([log_bucket(distance, *sizes) for sizes in ((8, 40), (32, 128), (48, 512), (20, 81))])
+
+    distance = torch.arange(-600, 600)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(Buckets(), (distance,), tmp_path / "graph.onnx", dynamo=True, verbose=False)
+    run = OnnxRun(tmp_path / "graph.onnx")
+    (found,) = run({run.inputs[0]: distance.numpy()}).values()
+    assert np.array_equal(found, Buckets()(distance).numpy())
 
 
 CASES = [  # family, use, the format of the weights

@@ -186,6 +186,8 @@ def test_log_buckets_have_the_published_values() -> None:
     bucket = log_bucket(distance, 256, 512)
     assert bucket.tolist() == [*known.values(), 255, 255, 0, 128]
     assert log_bucket(-distance, 256, 512).tolist() == (-bucket).tolist()
+    for buckets, span, border, lower in ((20, 81, 20, 13), (20, 81, 40, 16), (32, 129, 64, 26), (128, 126, 100, 106)):
+        assert log_bucket(torch.tensor([border, border + 1]), buckets, span).tolist() == [lower, lower + 1]
 
 
 def test_places_restart_with_each_document() -> None:

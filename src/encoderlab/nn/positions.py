@@ -11,7 +11,6 @@ Positions are differences within a row. Documents packed into one row are contig
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
@@ -338,7 +337,10 @@ def log_bucket(distance: Tensor, buckets: int, span: int) -> Tensor:
     """
     mid = buckets // 2
     size = distance.abs().clamp(max=span - 1).to(torch.float64)
-    far = mid + torch.ceil(torch.log(size.clamp(min=1) / mid) / math.log((span - 1) / mid) * (mid - 1))
+    # A logarithm is rounded in its own way by each runtime, and a factor to float32 by the exporter, which would move
+    # distances on the border of two buckets, as span - 1 is.
+    steps = torch.log(size.clamp(min=1) / mid) / torch.log(size.new_full((), span - 1) / mid) * (mid - 1)
+    far = mid + torch.ceil(steps - 1e-6)
     return torch.where(size <= mid, size, far).to(torch.long) * distance.sign()
 
 
