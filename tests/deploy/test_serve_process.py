@@ -438,6 +438,25 @@ def test_a_signal_loses_no_accepted_request(tmp_path: Path) -> None:
         assert accepted == [200] * 8
 
 
+def test_clients_are_told_to_leave_before_the_server_ends(tmp_path: Path) -> None:
+    """So that a connection that a client keeps is not closed while it sends its next request."""
+    folders.save(tiny("bert-tiny"), tmp_path / "model")
+    with command(tmp_path / "model", flags=("--drain-delay", "3")) as (server, asked):
+        connection = http.client.HTTPConnection("127.0.0.1", asked.port, timeout=60)
+        said: list[str | None] = []
+        while len(said) < 400 and "close" not in said:
+            connection.request("GET", "/live")
+            found = connection.getresponse()
+            assert found.read() == b"" and found.status == 200
+            said.append(found.headers["connection"])
+            if len(said) == 2:
+                server.send_signal(signal.SIGTERM)
+            time.sleep(0.01)
+        assert said[:2] == [None, None] and said[-1] == "close"
+        assert asked("/live")[0] == 200  # by a new connection
+        assert server.wait(60) == 0
+
+
 SLOW = """
 import time
 from encoderlab.deploy.serve.engine import ComputeThread

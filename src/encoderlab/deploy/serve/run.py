@@ -92,6 +92,8 @@ class _Process(uvicorn.Server):
         if again or self.address.delay == 0 or sig == signal.SIGINT:
             self.should_exit = True
         else:
+            # Or a connection that is kept would be closed under the request that its client sends at the end.
+            self.config.encoded_headers.append((b"connection", b"close"))  # of every answer, within a second
             threading.Timer(self.address.delay, self._stop).start()
 
     def _stop(self) -> None:
