@@ -134,6 +134,11 @@ def test_multiple_choice_layouts(tmp_path):
     arc = {"id": "x", "question": "q", "choices": {"text": ["a", "b"], "label": ["1", "2"]}, "answerKey": "2"}
     jsonl(tmp_path / "arc/dev.jsonl", arc)
     assert task("arc").read([tmp_path / "arc/dev.jsonl"], "dev").examples[0].answers == (1,)
+    named = "{'text': array(['a', 'b'], dtype=object), 'label': array(['A', 'B'], dtype=object)}"  # as pandas writes it
+    for cell in ("['a', 'b']", "['a' 'b']", '[""a"", ""b""]', named, "{'A': 'a', 'B': 'b'}"):
+        write(tmp_path / "arc/train.csv", f'id,question,choices,answerKey\n1,Why?,"{cell}",B\n')
+        example = task("arc").read([tmp_path / "arc/train.csv"], "train").examples[0]
+        assert (example.options, example.answers) == (("a", "b"), (1,))
     race = {
         "article": "A.",
         "questions": ["q1", "q2"],
@@ -373,6 +378,44 @@ def test_squad_records_of_hugging_face(tmp_path):
     assert [e.answers for e in load(task("squad2"), path).examples] == [(Answer("red", 6),), ()]
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"answers": {"text": ["red"], "answer_start": [6]}, "is_impossible": True},  # plausible only
+        {"answers": {"text": [""], "answer_start": [-1]}},
+        {"answers": [""], "answer_starts": [-1], "is_impossible": True},  # DuReader
+        {"answers": []},
+    ],
+)
+def test_questions_without_an_answer(tmp_path, fields):
+    record = {"id": "a", "context": "It is red.", "question": "What?"} | fields
+    split = load(task("squad2"), jsonl(tmp_path / "train.jsonl", record))
+    assert split.examples[0].answers == () and not split.remarks
+    nested = {"data": [{"paragraphs": [{"context": "It is red.", "qas": [record]}]}]}
+    split = load(task("squad2"), write(tmp_path / "train-v2.0.json", json.dumps(nested)))
+    assert split.examples[0].answers == () and not split.remarks
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "{'text': ['red'], 'answer_start': [6]}",  # Python
+        "{'text': array(['red'], dtype=object), 'answer_start': array([6], dtype=int32)}",  # NumPy
+        '{"text": ["red"], "answer_start": [6]}',  # JSON
+        "['red']",
+        "[{'text': 'red', 'answer_start': 6}]",
+        "red",
+    ],
+)
+def test_answers_in_a_cell_as_pandas_writes_them(tmp_path, cell):
+    cells = cell.replace('"', '""')
+    path = write(tmp_path / "train.csv", f'id,context,question,answers\n1,It is red.,What?,"{cells}"\n')
+    split = load(task("squad1"), path)
+    assert split.examples[0].answers == (Answer("red", 6),) and not split.remarks
+    path = write(tmp_path / "train.csv", 'id,context,question,answers\n1,a {b} [1] c,What?,"{b}"\n2,a [1],What?,[1]\n')
+    assert [e.answers[0].text for e in load(task("squad1"), path).examples] == ["{b}", "[1]"]
+
+
 # Bad data: one line with file and row, or a counted remark.
 
 
@@ -603,6 +646,11 @@ def test_duplicate_ids(tmp_path):
         load(task("squad1"), jsonl(tmp_path / "train.jsonl", record, record))
     path = write(tmp_path / "train.csv", "sentence,label,index\nx,1,3\ny,0,3\nz,1,3\n")
     assert load(task("sst2"), path).remarks == ("train.csv: 2 rows: an id that occurs before (first: row 3)",)
+
+
+def test_spaces_around_a_tag(tmp_path):
+    path = write(tmp_path / "train.conll", "EU\tB-ORG \nit\tO \n\na\tO\n")
+    assert [e.tags for e in Conll().read(path, Remarks(path))] == [("B-ORG", "O"), ("O",)]
 
 
 def test_bad_tags(tmp_path):

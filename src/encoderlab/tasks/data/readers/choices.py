@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from encoderlab.errors import DataError
 from encoderlab.tasks.data import records as tables
 from encoderlab.tasks.data.examples import Choice, Remarks
-from encoderlab.tasks.data.readers.common import Layout, id_of, label_of, nested, reaches, records, text_of
+from encoderlab.tasks.data.readers.common import (
+    Layout,
+    id_of,
+    label_of,
+    nested,
+    nested_value,
+    reaches,
+    records,
+    text_of,
+)
 from encoderlab.tasks.data.records import Record
 
 
@@ -114,24 +122,15 @@ class Options(Layout):
         values = [record.fields[name] for name in self.options]
         keys: list[str] = []
         if len(values) == 1:
-            value = values[0]
-            if isinstance(value, dict):  # Hugging Face's ARC: {"text": [...], "label": ["A", ...]}
-                values, keys = list(value["text"]), [str(key) for key in value["label"]]
+            value = nested_value(values[0]) if isinstance(values[0], str) else values[0]
+            if value is None:
+                raise ValueError(f"{str(values[0])[:40]!r}, expected a list of options")
+            if isinstance(value, dict):  # by name; in two lists in Hugging Face's ARC
+                named = dict(zip(value["label"], value["text"], strict=True)) if "text" in value else value
+                values, keys = list(named.values()), [str(name) for name in named]
             else:
-                values = _list_of(value) if isinstance(value, str) else list(value)
+                values = list(value)
         return ["" if value is None else str(value) for value in values], keys
-
-
-def _list_of(cell: str) -> list[Any]:
-    """The options in one cell.
-
-    Raises:
-        ValueError: it is not a list in JSON.
-    """
-    try:
-        return list(json.loads(cell))
-    except (TypeError, ValueError):
-        raise ValueError(f"{cell[:40]!r}, expected the options as a list in JSON") from None
 
 
 @dataclass(frozen=True, kw_only=True)

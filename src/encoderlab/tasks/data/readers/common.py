@@ -145,17 +145,18 @@ def label_of(value: Any) -> str | None:
     return str(value)
 
 
-def written_list(cell: str) -> list[Any] | None:
-    """The list in a cell, as JSON, Python or NumPy write it (pandas, in a CSV); None for another text."""
-    if not cell.startswith("[") or not cell.endswith("]"):
+def nested_value(cell: str) -> list[Any] | dict[str, Any] | None:
+    """The list or object in a cell, as JSON, Python or NumPy write it (pandas, in a CSV); None for another text."""
+    if cell[:1] + cell[-1:] not in ("[]", "{}"):
         return None
-    # NumPy writes no commas, and without them Python would join the texts.
+    # NumPy writes no commas, and without them Python would join the texts; in an object it names its arrays.
     between = r"""(?<=['"])\s+(?=['"])""" if "'" in cell or '"' in cell else r"(?<=\d)\s+(?=\d)"
-    for read, written in ((json.loads, cell), (ast.literal_eval, re.sub(between, ", ", cell))):
+    plain = re.sub(r"array\((\[.*?\]), dtype=\w+\)", r"\1", re.sub(between, ", ", cell), flags=re.DOTALL)
+    for read, written in ((json.loads, cell), (ast.literal_eval, plain)):
         with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-            found = read(written)
-            if isinstance(found, list):
-                return found
+            value = read(written)
+            if isinstance(value, list | dict):
+                return value
     return None
 
 

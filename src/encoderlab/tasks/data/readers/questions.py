@@ -11,7 +11,16 @@ from encoderlab.errors import DataError
 from encoderlab.records.opening import COLUMNAR
 from encoderlab.tasks.data import records as tables
 from encoderlab.tasks.data.examples import Answer, Question, Remarks
-from encoderlab.tasks.data.readers.common import TABLES, Layout, id_of, nearest_place, reaches, records, text_of
+from encoderlab.tasks.data.readers.common import (
+    TABLES,
+    Layout,
+    id_of,
+    nearest_place,
+    nested_value,
+    reaches,
+    records,
+    text_of,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,13 +71,18 @@ class Squad(Layout):
             yield _question(id_of(record, "id", remarks), question, passage, answers, path, remarks)
 
     def _answers(self, fields: dict[str, Any]) -> list[dict] | None:
-        """The answers of a record: SQuAD's list, Hugging Face's two lists, or texts with or without their offset."""
-        answers = fields.get(self.answer, fields.get("answer"))
+        """The answers of a record: SQuAD's list, Hugging Face's two lists, or texts with or without their offset.
+
+        They are [] if the passage has none, and None if they are unknown.
+        """
+        if str(fields.get("is_impossible")).lower() in ("true", "1"):
+            return []
+        answers = next((fields[name] for name in (self.answer, "answers", "answer") if name in fields), None)
+        if isinstance(answers, str):
+            answers = _in_cell(answers)
         if isinstance(answers, dict):
             starts = answers.get("answer_start") or [None] * len(answers["text"])
             return [{"text": text, "answer_start": start} for text, start in zip(answers["text"], starts, strict=True)]
-        if isinstance(answers, str):
-            answers = [answers] if answers else []
         if not isinstance(answers, list | None):
             raise TypeError(f"the answer {answers!r} is neither a text nor a list of them")
         start = fields.get("answer_start")
@@ -86,8 +100,18 @@ class Squad(Layout):
             for paragraph in article["paragraphs"]:
                 for qa in paragraph["qas"]:
                     remarks.row += 1
-                    answers = [] if str(qa.get("is_impossible")).lower() in ("true", "1") else qa.get("answers")
+                    answers = self._answers(qa)
                     yield _question(str(qa["id"]), qa["question"], paragraph["context"], answers, path, remarks)
+
+
+def _in_cell(cell: str) -> Any:
+    """The answers in a cell: a text, or the lists that pandas writes; [] if it is empty."""
+    value = nested_value(cell)
+    if isinstance(value, dict) and "text" in value:
+        return value
+    if isinstance(value, list) and all(isinstance(one, str | dict) for one in value):
+        return value
+    return [cell] if cell else []
 
 
 def _question(
@@ -103,6 +127,8 @@ def _question(
         text, offset = answer["text"], answer.get("answer_start")
         if not isinstance(text, str):
             raise DataError(f"{path}:{row}: an answer to question {id!r} is {text!r}, not a text; correct it")
+        if not text.strip():  # where others have no answer
+            continue
         start = -1 if offset is None else int(offset)
         if start < 0 or passage[start : start + len(text)].lower() != text.lower():
             start = nearest_place(passage, text.strip(), start)

@@ -15,10 +15,10 @@ from encoderlab.tasks.data.readers.common import (
     nearest_place,
     nearest_words,
     nested,
+    nested_value,
     reaches,
     records,
     text_of,
-    written_list,
 )
 
 
@@ -33,7 +33,7 @@ class Columns(Layout):
         id: None takes the number of the row in the file, from 0.
         quoted: of a tab-separated file, see :func:`encoderlab.tasks.data.records.table`.
         only: a column and its value in the rows that are read.
-        several: the separator of the labels in a cell; ``"[]"`` for lists (:func:`written_list`).
+        several: the separator of the labels in a cell; ``"[]"`` for lists (:func:`nested_value`).
     """
 
     text: str
@@ -94,8 +94,8 @@ def _labels_of(value: Any, several: str | None) -> str | tuple[str, ...] | None:
 def parts_of(cell: str, several: str) -> tuple[str, ...]:
     """The labels in a cell, separated by ``several`` (:class:`Columns`)."""
     if several == "[]":
-        listed = written_list(cell.strip())
-        if listed is not None:
+        listed = nested_value(cell.strip())
+        if isinstance(listed, list):
             parts = [str(part) for part in listed if part is not None]
         else:  # without quotes
             parts = [part.strip("\"' ") for part in cell.strip("[] ").split(",")]

@@ -14,7 +14,7 @@ from encoderlab.corpus.words import is_cjk
 from encoderlab.errors import DataError
 from encoderlab.tasks.data import records as tables
 from encoderlab.tasks.data.examples import Remarks, TaggedWords
-from encoderlab.tasks.data.readers.common import Layout, id_of, nearest_place, nested, records, text_of, written_list
+from encoderlab.tasks.data.readers.common import Layout, id_of, nearest_place, nested, nested_value, records, text_of
 from encoderlab.tasks.scoring.entities import (
     Entity,
     Scheme,
@@ -84,7 +84,7 @@ class Conll(Layout):
                     f"{path}:{row}: {width} columns, word and tag are expected in the first {needed}; correct the line"
                 )
             start = start if words else row
-            tag = cells[self.tag] if width > 1 and self.tag is not None else None
+            tag = cells[self.tag].strip(" ") if width > 1 and self.tag is not None else None
             if tag == "":
                 raise DataError(f"{path}:{row}: the word {cells[self.word]!r} has no tag; write O outside entities")
             words.append(cells[self.word])
@@ -231,8 +231,8 @@ def _items(value: Any, *kinds: type) -> tuple[str, ...] | None:
     if value is None:
         return None
     if isinstance(value, str):
-        listed = written_list(value)
-        if listed is not None and all(type(one) in kinds for one in listed):
+        listed = nested_value(value)
+        if isinstance(listed, list) and all(type(one) in kinds for one in listed):
             return tuple(map(str, listed))
         return tuple(value.split("\x02") if "\x02" in value else value.split())  # as ERNIE's files separate
     if None in value:
