@@ -44,14 +44,12 @@ SETS = {
     **dict.fromkeys(("eprstmt", "bustm", "tnews_few", "csldcp", "cluewsc_few", "chid"), "."),
     **dict.fromkeys(("chnsenticorp", "ocnli", "c3", "cmrc2018", "cluener", "resume", "peoples_daily"), "."),
     "msra": "ner/msra/dev.tsv.gz",
+    "boolq": "superglue",
 }
-# Sets that are no benchmark of the package, or have other names of files: their training and development files.
+# Sets that are no benchmark of the package: their training and development files.
 FILES = {
-    "boolq": ("superglue/BoolQ/train-part.jsonl.gz", "superglue/BoolQ/val-part.jsonl.gz"),
-    **{
-        name: (f"nli/{name}.train.jsonl.gz", f"nli/{name}.valid.jsonl.gz")
-        for name in ("mnli_en", "xnli_en", "mnli_zh", "xnli_zh")
-    },
+    name: (f"nli/{name}.train.jsonl.gz", f"nli/{name}.valid.jsonl.gz")
+    for name in ("mnli_en", "xnli_en", "mnli_zh", "xnli_zh")
 }
 # The metric of the goals and of most papers, where it is not the one that selects models.
 METRICS = {"mrpc": "f1", "stsb": "pearson"}
@@ -66,7 +64,7 @@ def read(name: str, data: Path) -> tuple[Task, dict[str, Split]]:
     """A set, with its training and development part."""
     if name in FILES:
         train, dev = (data / file for file in FILES[name])
-        task = suites.task(name) if name in suites.TASKS else replace(task_of(train)[0], name=name)
+        task = replace(task_of(train)[0], name=name)
         splits = {"train": task.read([train], "train"), "dev": task.read([dev], "dev")}
     else:
         task = suites.task(name)

@@ -782,6 +782,7 @@ def test_layouts_read_records_in_order(tmp_path):
         ("stsb", "glue", {"train": 5749, "dev": 1500}),
         ("wnli", "glue", {"train": 635}),
         ("sick_relatedness", "glue", {"train": 4500, "dev": 500}),
+        ("boolq", "superglue", {"train": 2470, "dev": 800}),
         ("conll2003", "ner", {"dev": 1856}),
         ("msra", "ner", {"dev": 2318}),
         ("resume", "ner", {"train": 3821, "dev": 463}),

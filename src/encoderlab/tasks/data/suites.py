@@ -109,9 +109,9 @@ GLUE = (
 
 
 _SUPERGLUE_FILES = _three(
-    ("train.jsonl", "train-*.parquet", "train.jsonl"),
-    ("val.jsonl", "validation-*.parquet", "validation.jsonl"),
-    ("test.jsonl", "test-*.parquet", "test.jsonl"),
+    ("train.jsonl", "train-*.parquet", "train-part.jsonl"),
+    ("val.jsonl", "validation-*.parquet", "validation.jsonl", "val-part.jsonl"),
+    ("test.jsonl", "test-*.parquet"),
 )
 
 
