@@ -5,11 +5,15 @@ from typing import Any
 
 import pytest
 
-from encoderlab.commands.finetune_stages import _adjustment, _check_searched, _unset, check_folder, fields_of
+from encoderlab.commands.finetune_stages import Fields, FinetunePlan, _check_searched, _unset, check_folder, fields_of
 from encoderlab.errors import ConfigError
 from encoderlab.tasks.forms.table import FORMS
 from encoderlab.tasks.runs.finetune import FinetuneRecipe
 from encoderlab.tasks.runs.published import protocol
+
+
+def plan(fields: Fields, *, several: bool = False) -> FinetunePlan:
+    return FinetunePlan(protocol=protocol("plain"), fields=fields, several=several)
 
 
 @pytest.mark.parametrize(
@@ -27,13 +31,13 @@ def test_epochs_count_instead_of_the_steps_of_a_protocol(
     option: float | None, file: str, assignments: list[str], found: tuple[float, int | None], tmp_path: Path
 ) -> None:
     (tmp_path / "a.yaml").write_text(file)
-    made = _adjustment(fields_of(option, [tmp_path / "a.yaml"], assignments))(FinetuneRecipe(steps=500))
+    made = plan(fields_of(option, [tmp_path / "a.yaml"], assignments)).adjust(FinetuneRecipe(steps=500))
     assert (made.epochs, made.steps) == found
 
 
 def test_epochs_of_the_environment_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENCODERLAB_EPOCHS", "4")
-    made = _adjustment(fields_of(None, [], []))(FinetuneRecipe(steps=500))
+    made = plan(fields_of(None, [], [])).adjust(FinetuneRecipe(steps=500))
     assert (made.epochs, made.steps) == (4.0, None)
 
 
@@ -84,9 +88,9 @@ def test_in_a_suite_an_option_of_a_form_is_for_its_tasks_alone():
     """CoLA has no range of numbers, STS-B has one."""
     fields = fields_of(None, [], ["form.targets=raw", "form.max_length=64"])
     recipes = {name: FinetuneRecipe(form=FORMS[name].settings_type()) for name in ("classification", "regression")}
-    made = {name: _adjustment(fields, suite=True)(recipe).form for name, recipe in recipes.items()}
+    made = {name: plan(fields, several=True).adjust(recipe).form for name, recipe in recipes.items()}
     assert made["regression"].targets == "raw" and made["classification"].max_length == 64
     with pytest.raises(ConfigError, match="form.targets is for regression, not for classification"):
-        _adjustment(fields)(recipes["classification"])
+        plan(fields).adjust(recipes["classification"])
     with pytest.raises(ConfigError, match="unknown key 'form.tragets'"):
-        _adjustment(fields_of(None, [], ["form.tragets=raw"]), suite=True)(recipes["regression"])
+        plan(fields_of(None, [], ["form.tragets=raw"]), several=True).adjust(recipes["regression"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -107,16 +108,19 @@ def finetune(
 
     fields = stages.fields_of(epochs, config or (), [spelled_out(word) for word in set_ or ()])
     is_suite = task.lower() in SUITES
-    plan = stages.plan_of(protocol, seeds, grid, tune, trials, fields, suite=is_suite)
+    plan = stages.plan_of(protocol, seeds, grid, tune, trials, fields, several=is_suite)
     stages.check_folder(out)
     jobs = stages.jobs_of(task, data, dev, test, own.given(skip_unlabelled=skip_unlabelled))
     before = stages.intermediate(after or (), data)
     start = stages.Start.read(best_seed(resolve(model, run=out), note))
     teacher = None if teacher is None else resolve(teacher, run=out)
     teaching = stages.teaching_of(teacher, temperature, teacher_weight)
-    lessons = {job.task.name: stages.lesson_of(teaching, start.model, job, is_suite) for job in jobs if teaching}
+    plans = {job.task.name: plan for job in jobs}
+    if teaching:
+        lessons = {job.task.name: stages.lesson_of(teaching, start.model, job, is_suite) for job in jobs}
+        plans = {name: replace(plan, teaching=lesson) for name, lesson in lessons.items()}
     for job in jobs:
-        plan.taught(lessons.get(job.task.name)).check(start, job)
+        plans[job.task.name].check(start, job)
     for job in before:
         plan.of_one_seed().check(start, job)
     if dry_run:
@@ -128,8 +132,8 @@ def finetune(
         start = stages.after_tasks(before, start, plan, out, tasks)
         programs: dict[tuple[str, str], Any] = {}
         for job in jobs:
-            folder, taught = out / job.task.name if is_suite else out, plan.taught(lessons.get(job.task.name))
-            made = stages.programs_of(taught, start, job, folder, scratch=scratch)
+            folder = out / job.task.name if is_suite else out
+            made = stages.programs_of(plans[job.task.name], start, job, folder, scratch=scratch)
             programs |= {(job.task.name, system): program for system, program in made.items()}
         outcomes = perform_all(programs, tasks, note)
     finished, failed = [], []

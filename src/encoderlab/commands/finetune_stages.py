@@ -22,7 +22,7 @@ from encoderlab.interchange.load import load
 from encoderlab.measure.finetuning import PRETRAINED, SCRATCH, WITHOUT
 from encoderlab.model import Model
 from encoderlab.tasks.data.infer import Given
-from encoderlab.tasks.data.sources import Benchmark, Files, described_source
+from encoderlab.tasks.data.sources import Benchmark, Files, described_source, source_of
 from encoderlab.tasks.data.splits import completed, hold_out, remarks_of, usable_splits, without_fillers
 from encoderlab.tasks.data.task import Split, Task
 from encoderlab.tasks.forms.objective import form_of
@@ -35,7 +35,7 @@ from encoderlab.tasks.runs.finetune import FinetuneRecipe
 from encoderlab.tasks.runs.folder import read_task
 from encoderlab.tasks.runs.protocol import Protocol, at_point, is_computed, others_with, parse_grid
 from encoderlab.tasks.runs.published import protocol
-from encoderlab.tasks.runs.trials import FRESH, Adjust, Origin, Program, ProtocolResult
+from encoderlab.tasks.runs.trials import FRESH, Origin, Program, ProtocolResult
 from encoderlab.tasks.runs.tune import Search, parse_space, tune
 
 Fields = Sequence[tuple[str, Mapping[str, Any]]]
@@ -52,21 +52,6 @@ def fields_of(epochs: float | None, files: Sequence[Path], assignments: Sequence
         for where, fields in settings.sources(files, assignments)
     ]
     return changes if epochs is None else [*changes, ("--epochs", {"epochs": epochs})]
-
-
-def _adjustment(changes: Fields, *, suite: bool = False) -> Adjust:
-    """A function that sets the user's fields in a protocol's recipe; epochs of the user replace its steps.
-
-    In a ``suite``, options of a form are set only for tasks of that form.
-    """
-
-    def adjust(recipe: FinetuneRecipe) -> FinetuneRecipe:
-        for where, fields in changes:
-            ours = {path: value for path, value in fields.items() if not (suite and others_with(path, recipe))}
-            recipe = at_point(recipe, ours, where=where) if ours else recipe
-        return recipe
-
-    return adjust
 
 
 def _unset(protocol: Protocol, changes: Fields) -> dict[str, tuple[Any, ...]]:
@@ -101,11 +86,25 @@ def _setter(name: str, changes: Fields) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class FinetunePlan:
-    """A protocol with the user's fields, and the search by Optuna before it, if there is one."""
+    """A protocol with the user's fields, and the search by Optuna before it, if there is one.
+
+    With ``several`` tasks, options of a form are set only for tasks of that form.
+    """
 
     protocol: Protocol
-    adjust: Adjust
+    fields: Fields = ()
+    several: bool = False
+    teaching: Teaching | None = None
     search: Search | None = None
+
+    def adjust(self, recipe: FinetuneRecipe) -> FinetuneRecipe:
+        """The protocol's recipe with the teacher, then the user's fields; epochs of the user replace its steps."""
+        if self.teaching is not None:
+            recipe = replace(recipe, distill=self.teaching)
+        for where, fields in self.fields:
+            ours = {path: value for path, value in fields.items() if not (self.several and others_with(path, recipe))}
+            recipe = at_point(recipe, ours, where=where) if ours else recipe
+        return recipe
 
     def recipe(self, start: Start, job: TaskWithSplits) -> FinetuneRecipe:
         """The recipe of a task before any search."""
@@ -123,13 +122,7 @@ class FinetunePlan:
 
     def of_one_seed(self) -> FinetunePlan:
         """The plan of intermediate tasks: one seed, and no search by Optuna."""
-        return replace(self, protocol=replace(self.protocol, seeds=1), search=None)
-
-    def taught(self, teaching: Teaching | None) -> FinetunePlan:
-        """The plan with a teacher; fields that the user sets are applied after it."""
-        if teaching is None:
-            return self
-        return replace(self, adjust=lambda recipe: self.adjust(replace(recipe, distill=teaching)))
+        return replace(self, protocol=replace(self.protocol, seeds=1), search=None, several=True)
 
     def program(
         self, start: Start, job: TaskWithSplits, out: Path, baselines: Baselines | None = None
@@ -160,9 +153,9 @@ def plan_of(
     num_trials: int | None,
     fields: Fields,
     *,
-    suite: bool = False,
+    several: bool = False,
 ) -> FinetunePlan:
-    """The protocol ``name`` with the user's seeds, grid or search ``space``, and fields; ``suite``: for several tasks.
+    """The protocol ``name`` with the user's seeds, grid or search ``space``, and fields, for one task or ``several``.
 
     Raises:
         ConfigError: an impossible option, or a field that is both searched and set.
@@ -183,7 +176,7 @@ def plan_of(
         _check_searched(search.space, fields)
     else:
         chosen = replace(chosen, grid=_unset(chosen, fields))
-    return FinetunePlan(protocol=chosen, adjust=_adjustment(fields, suite=suite), search=search)
+    return FinetunePlan(protocol=chosen, fields=fields, several=several, search=search)
 
 
 def check_folder(out: Path) -> None:
@@ -298,14 +291,17 @@ class Start:
 
 def intermediate(names: Sequence[str], data: Path | None) -> list[TaskWithSplits]:
     """The intermediate tasks of these names: files, or benchmarks whose files are in ``data``."""
-    places = [(name, None if Path(name).is_file() else data) for name in names]
+    places = [(name, None if isinstance(source_of(name, data), Files) else data) for name in names]
     return [job for name, place in places for job in jobs_of(name, place, None, None, Given())]
 
 
 def after_tasks(
     jobs: Sequence[TaskWithSplits], start: Start, plan: FinetunePlan, out: Path, tasks: Tasks | None
 ) -> Start:
-    """The model after training on intermediate tasks, one after the other, with one seed and without a search."""
+    """The model after training on intermediate tasks, one after the other, with one seed each.
+
+    The grid is searched for each; Optuna searches for the last task only.
+    """
     plan = plan.of_one_seed()
     for job in jobs:
         program = plan.program(start, job, out / f"after-{job.task.name}")

@@ -12,6 +12,7 @@ import pytest
 from encoderlab.cli import main
 from encoderlab.errors import Diverged
 from encoderlab.tasks.runs import trials
+from tests.records.test_dataset import save
 from tests.tasks.tiny import model
 from tests.terminal import answer, messages
 
@@ -73,6 +74,23 @@ def test_a_file_is_trained_on_scored_and_predicted(tmp_path, tiny, capsys):
     again = run(capsys, "finetune", data, *words)["tasks"]["reviews"]
     assert again["seeds"]["1"]["scores"] and again["after"] == ["reviews"]
     assert (tmp_path / "more/after-reviews/score.json").exists()
+
+
+def test_intermediate_tasks_of_another_form_and_source(tmp_path, tiny, capsys):
+    folder, data, out = tmp_path / "scores", tmp_path / "glue", tmp_path / "run"
+    kinds = {"text": {"dtype": "string", "_type": "Value"}, "label": {"dtype": "float32", "_type": "Value"}}
+    save(folder, [{"text": f"a text {i}", "label": i / 4} for i in range(20)], features=kinds)
+    for split in ("train", "dev"):
+        lines = [f"the {COLOURS[i % 2]} cat\t{i % 2}" for i in range(12)]
+        (data / "SST-2").mkdir(parents=True, exist_ok=True)
+        (data / f"SST-2/{split}.tsv").write_text("\n".join(["sentence\tlabel", *lines]))
+    words = ("--model", tiny, "--out", out, "--seeds", 1, "--epochs", 1, "--set", "form.smoothing=0.1")
+    found, said = answer(
+        capsys, "finetune", "sst2", "--data", data, *words, "--after", folder, "--grid", "lr=1e-3,2e-3"
+    )
+    record = found["tasks"]["sst2"]
+    assert record["after"] == ["scores"] and record["recipe"]["form"]["smoothing"] == 0.1
+    assert "is missing" not in said  # score.json, after the first search
 
 
 def test_further_files_have_the_labels_of_training(tmp_path, tiny, capsys):
