@@ -7,7 +7,7 @@ them as numbers. The row counts of leaderboards do not count the header line.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from encoderlab.errors import ConfigError, nearest
 from encoderlab.tasks.data.readers import (
@@ -172,20 +172,20 @@ def _squad_files(version: str) -> dict[str, tuple[str, ...]]:
     )
 
 
-def _predictions(format: Literal["squad", "squad2"], test: str = "predictions.json") -> Submission:
-    return Submission(format=format, files={"dev": "predictions.json", "test": test})
+def _predictions(test: str = "predictions.json") -> Submission:
+    return Submission(format="squad", files={"dev": "predictions.json", "test": test})
 
 
 def _squad(name: str, folders: tuple[str, ...], files: Mapping[str, tuple[str, ...]], **fields: Any) -> Task:
-    """A task in SQuAD's form, whose predictions are submitted as those of SQuAD 1.1 unless ``fields`` say otherwise."""
+    """A task in SQuAD's form, whose predictions are submitted as those of SQuAD unless ``fields`` say otherwise."""
     usual: dict[str, Any] = {"form": "span", "metrics": ("f1", "exact"), "layouts": (Squad(),)}
-    usual["submission"] = _predictions("squad")
+    usual["submission"] = _predictions()
     return Task(name=name, folders=folders, files=files, **usual | fields)
 
 
 QA = (
     _squad("squad1", ("squad_v1.1", "squad1", "squad"), _squad_files("1.1")),
-    _squad("squad2", ("squad_v2.0", "squad2", "squad_v2"), _squad_files("2.0"), submission=_predictions("squad2")),
+    _squad("squad2", ("squad_v2.0", "squad2", "squad_v2"), _squad_files("2.0")),
     _squad("triviaqa", ("triviaqa", "TriviaQA"),
            {split: (f"{split}-v1.2.json", f"squad-*-{split}-*.json", f"{split}.json")
             for split in ("train", "dev", "test")},
@@ -194,7 +194,7 @@ QA = (
            _three(("cmrc2018_train.json", "train.json", "train-*.parquet", "train-part.json"),
                   ("cmrc2018_dev.json", "dev.json", "validation-*.parquet", "dev-part.json"),
                   ("cmrc2018_test*.json", "test.json")),
-           answers="cmrc", language="zh", submission=_predictions("squad", "cmrc2018_predict.json")),
+           answers="cmrc", language="zh", submission=_predictions("cmrc2018_predict.json")),
     _squad("drcd", ("drcd", "DRCD"),
            _three(("DRCD_training.json", "train.json"), ("DRCD_dev.json", "dev.json"),
                   ("DRCD_test.json", "test.json")),

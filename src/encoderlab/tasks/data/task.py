@@ -45,7 +45,7 @@ __all__ = [
 class Submission:
     """The files that a leaderboard expects; ``format`` names a writer of :mod:`encoderlab.tasks.runs.submit`."""
 
-    format: Literal["glue", "superglue", "squad", "squad2", "clue", "clue_json", "conll"]
+    format: Literal["glue", "superglue", "squad", "clue", "clue_json", "conll"]
     files: Mapping[str, str]  # split -> file name
     rows: Mapping[str, int] = dataclasses.field(default_factory=dict)  # split -> required number of examples
 

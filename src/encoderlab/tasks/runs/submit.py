@@ -53,7 +53,7 @@ def write_submission(
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / submission.files[split]
     pairs = list(zip(examples, predictions.values, strict=True))
-    if submission.format in ("squad", "squad2"):
+    if submission.format == "squad":
         return _squad(path, pairs, predictions)
     write = {"glue": _glue, "superglue": _json_lines, "clue": _json_lines, "clue_json": _json_object, "conll": _conll}
     text = write[submission.format](task, pairs)

@@ -17,7 +17,6 @@ from encoderlab.tasks.data.readers.common import (
     label_of,
     nested,
     nested_value,
-    reaches,
     records,
     text_of,
 )
@@ -46,19 +45,12 @@ class Options(Layout):
     by_text: bool = False
 
     @property
-    def positional(self) -> bool:
-        return self.options[0].isdecimal()
-
-    @property
     def needs(self) -> tuple[str, ...]:
         return tuple(name for name in (self.context, self.question, *self.options) if name is not None)
 
     @property
     def label_column(self) -> str | None:
         return self.answer
-
-    def matches(self, columns: Sequence[str]) -> bool:
-        return reaches(columns, (*self.needs, self.answer)) if self.positional else super().matches(columns)
 
     def unlabelled(self) -> Self:
         return replace(self, answer=None)

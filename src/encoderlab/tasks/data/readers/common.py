@@ -29,7 +29,7 @@ class Layout:
     @property
     def positional(self) -> bool:
         """Whether columns are given by number, as in a table without a header."""
-        return False
+        return bool(self.needs) and all(name.isdecimal() for name in self.needs)
 
     @property
     def label_column(self) -> str | None:
@@ -41,6 +41,8 @@ class Layout:
 
         ``columns`` are a table's header or a record's keys; empty for other files.
         """
+        if self.positional:
+            return reaches(columns, (*self.needs, self.label_column))
         return set(self.needs) <= set(columns)
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Example]:

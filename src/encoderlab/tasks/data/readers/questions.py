@@ -39,10 +39,6 @@ class Squad(Layout):
     answer: str = "answers"
 
     @property
-    def positional(self) -> bool:
-        return all(name.isdecimal() for name in self.needs)
-
-    @property
     def needs(self) -> tuple[str, ...]:
         return (self.context, self.question)
 

@@ -16,7 +16,6 @@ from encoderlab.tasks.data.readers.common import (
     nearest_words,
     nested,
     nested_value,
-    reaches,
     records,
     text_of,
 )
@@ -49,15 +48,8 @@ class Columns(Layout):
         return (self.text,) if self.pair is None else (self.text, self.pair)
 
     @property
-    def positional(self) -> bool:
-        return self.text.isdecimal()
-
-    @property
     def label_column(self) -> str | None:
         return self.label
-
-    def matches(self, columns: Sequence[str]) -> bool:
-        return reaches(columns, (*self.needs, self.label)) if self.positional else super().matches(columns)
 
     def unlabelled(self) -> Self:
         return replace(self, label=None)
