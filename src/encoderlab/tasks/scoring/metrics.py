@@ -52,8 +52,8 @@ def f1(
     gold, predicted = _labels(gold, predicted)
     seen = np.union1d(gold, predicted)
     classes = [positive] if average == "binary" else list(seen if labels is None else labels)
-    counts = np.array([_counts(gold, predicted, label) for label in classes], dtype=float).reshape(-1, 3)
-    return _f1(counts, classes, average, undefined)
+    right, guess = (np.array([side == label for label in classes]).reshape(-1, len(gold)) for side in (gold, predicted))
+    return _f1(right, guess, classes, average, undefined)
 
 
 def precision_recall(gold: np.ndarray, predicted: np.ndarray) -> tuple[float, float]:
@@ -72,31 +72,27 @@ def f1_of_sets(
     """As :func:`f1`, for entries with any number of ``labels``."""
     if len(gold) != len(predicted):
         raise DataError(f"{len(predicted)} predictions for {len(gold)} examples; give those of the same file")
-    sides = ([[label in one for label in labels] for one in side] for side in (gold, predicted))
-    right, guess = (np.array(side, dtype=bool).reshape(-1, len(labels)) for side in sides)
-    counts = np.stack([(right & guess).sum(0), (~right & guess).sum(0), (right & ~guess).sum(0)], axis=1)
-    return _f1(counts.astype(float), labels, average)
+    sides = ([[label in one for one in side] for label in labels] for side in (gold, predicted))
+    right, guess = (np.array(side, dtype=bool).reshape(len(labels), len(gold)) for side in sides)
+    return _f1(right, guess, labels, average)
 
 
 def _f1(
-    counts: np.ndarray, classes: Sequence, average: Literal["binary", "macro", "micro"], undefined: float = 0.0
+    right: np.ndarray,
+    guess: np.ndarray,
+    classes: Sequence,
+    average: Literal["binary", "macro", "micro"],
+    undefined: float = 0.0,
 ) -> float:
-    """F1 of the ``counts`` (classes, 3) of :func:`_counts`."""
+    """F1 from bool arrays (classes, n): which examples are of a class, and which were predicted to be."""
+    hits, total = (right & guess).sum(1).astype(float), right.sum(1) + guess.sum(1).astype(float)
     if average == "micro":
-        counts = counts.sum(0, keepdims=True)
-    hits, wrong, missed = counts.T
-    total = 2 * hits + wrong + missed
+        hits, total = hits.sum(keepdims=True), total.sum(keepdims=True)
     if (total == 0).any() and not undefined:
         absent = [str(label) for label, size in zip(classes, total, strict=False) if size == 0]
         named = ", ".join(absent[:9]) + (f" and {len(absent) - 9:,} more" if len(absent) > 9 else "")
         _warn(f"F1 of {named} is 0 by convention: no such label in gold or predicted")
     return float(np.mean(np.divide(2 * hits, total, out=np.full_like(total, undefined), where=total > 0)))
-
-
-def _counts(gold: np.ndarray, predicted: np.ndarray, label: object) -> tuple[int, int, int]:
-    """True positives, false positives and false negatives of one class."""
-    right, guess = gold == label, predicted == label
-    return int(np.sum(right & guess)), int(np.sum(~right & guess)), int(np.sum(right & ~guess))
 
 
 def matthews(gold: Labels, predicted: Labels) -> float:
