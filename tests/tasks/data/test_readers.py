@@ -363,6 +363,13 @@ def test_answers_may_be_plain_texts(tmp_path):
     red, it, later = Answer("red", 6), Answer("It", 0), Answer("red", 11)
     examples = load(task("squad1"), path, "test").examples
     assert [example.answers for example in examples] == [(red,), (red, it), (later,), (), None]
+    lists = {"answers": ["red", "It"], "answer_starts": [11, 0]}, {"answers": {"text": "red", "answer_start": 11}}
+    examples = load(task("squad1"), jsonl(tmp_path / "train.jsonl", *(record | answer for answer in lists))).examples
+    assert [example.answers for example in examples] == [(later, it), (later,)]
+    path = write(
+        tmp_path / "train.csv", 'context,question,answers,answer_starts\n"It is red, red.",a,"[\'red\']",[11]\n'
+    )
+    assert load(task("squad1"), path).examples[0].answers == (later,)
     with pytest.raises(DataError, match=r"train.jsonl:1: .*the answer 0 is neither a text nor a list"):
         load(task("squad1"), jsonl(tmp_path / "train.jsonl", record | {"answer": 0}))
 

@@ -67,24 +67,29 @@ class Squad(Layout):
             yield _question(id_of(record, "id", remarks), question, passage, answers, path, remarks)
 
     def _answers(self, fields: dict[str, Any]) -> list[dict] | None:
-        """The answers of a record: SQuAD's list, Hugging Face's two lists, or texts with or without their offset.
+        """The answers of a record: SQuAD's list, Hugging Face's two lists, or texts with or without their offsets.
 
         They are [] if the passage has none, and None if they are unknown.
         """
         if str(fields.get("is_impossible")).lower() in ("true", "1"):
             return []
         answers = next((fields[name] for name in (self.answer, "answers", "answer") if name in fields), None)
-        if isinstance(answers, str):
-            answers = _in_cell(answers)
+        answers = _in_cell(answers) if isinstance(answers, str) else answers
+        starts = fields.get("answer_starts", fields.get("answer_start"))
         if isinstance(answers, dict):
-            starts = answers.get("answer_start") or [None] * len(answers["text"])
-            return [{"text": text, "answer_start": start} for text, start in zip(answers["text"], starts, strict=True)]
+            answers, starts = answers["text"], answers.get("answer_start")
+        if isinstance(answers, str):
+            answers = [answers] if answers else []
         if not isinstance(answers, list | None):
             raise TypeError(f"the answer {answers!r} is neither a text nor a list of them")
-        start = fields.get("answer_start")
+        if isinstance(starts, str):
+            starts = nested_value(starts) or starts
+        starts = None if starts in ("", []) else starts
+        if not isinstance(starts, list):
+            starts = [starts] * len(answers or ())
         return answers and [
-            {"text": answer, "answer_start": None if start == "" else start} if isinstance(answer, str) else answer
-            for answer in answers
+            {"text": answer, "answer_start": start} if isinstance(answer, str) else answer
+            for answer, start in zip(answers, starts, strict=True)
         ]
 
     def _nested(self, path: Path, remarks: Remarks) -> Iterator[Question]:
@@ -101,13 +106,13 @@ class Squad(Layout):
 
 
 def _in_cell(cell: str) -> Any:
-    """The answers in a cell: a text, or the lists that pandas writes; [] if it is empty."""
+    """The answers in a cell: the text itself, or the lists that pandas writes."""
     value = nested_value(cell)
     if isinstance(value, dict) and "text" in value:
         return value
     if isinstance(value, list) and all(isinstance(one, str | dict) for one in value):
         return value
-    return [cell] if cell else []
+    return cell
 
 
 def _question(
