@@ -139,13 +139,13 @@ def test_options_and_numbers_are_compared_as_such():
     objective, batch = taught("choice", fresh("choice"), temperature=0.25)  # the floor divided by it is no number
     assert float(terms_of(objective, batch)["teacher"].sum.detach()) > 0
     objective, batch = taught("number", fresh("number"))
-    wanted = objective.form.scores(objective.teacher, objective.states(batch), batch, None).shape
+    wanted = objective.form.logits(objective.teacher, objective.states(batch), batch, None).shape
     term = terms_of(objective, batch)["teacher"]
-    mine = objective.form.scores(objective.model, objective.states(batch), batch, None)
+    mine = objective.form.logits(objective.model, objective.states(batch), batch, None)
     theirs = 3.0 + 5.0 * objective.taught(batch)  # in the units of the file
     with torch.no_grad():
         states = objective._teacher[0].states(batch)
-        assert torch.allclose(theirs, objective.form.scores(objective.teacher, states, batch, None), atol=1e-5)
+        assert torch.allclose(theirs, objective.form.logits(objective.teacher, states, batch, None), atol=1e-5)
     assert wanted == mine.shape and term.hits is None
     assert float(term.sum.detach()) == pytest.approx(
         float((mine.detach() - objective.taught(batch)).square().sum()), rel=1e-5

@@ -248,7 +248,7 @@ class Service:
         assert isinstance(moved, TaskBatch)
         states = predictor.objective.states(moved)
         if isinstance(form, TextForm):
-            return list(to_numpy(form.all_scores(predictor.model, states, moved, None)))
+            return list(to_numpy(form.all_logits(predictor.model, states, moved, None)))
         return form.outputs(predictor.model, states, moved)
 
     def warm_up(self) -> None:

@@ -393,29 +393,29 @@ class Form:
 
     # Comparing models: for forms with extras
 
-    def scores(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> Tensor:
-        """Scores (n, classes) of n predictions, for losses that compare models."""
+    def logits(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> Tensor:
+        """Logits (n, classes) of n predictions, for losses that compare models."""
         raise NotImplementedError
 
     def compared(self, counts: Mapping[str, int]) -> int:
-        """The n of :meth:`scores`, from :meth:`counts`."""
+        """The n of :meth:`logits`, from :meth:`counts`."""
         return next(iter(counts.values()))
 
     def divergence(self, first: Tensor, second: Tensor) -> Tensor:
-        """Divergence of two sets of scores (n, classes), summed over n.
+        """Divergence of two sets of logits (n, classes), summed over n.
 
         The cross-entropies of each distribution under the other, the first side of each without gradient.
         """
         p, q = first.log_softmax(-1), second.log_softmax(-1)
         return -(p.detach().exp() * q + q.detach().exp() * p).sum()
 
-    def imitation(self, scores: Tensor, teacher: Tensor, temperature: float, weight: float) -> Term:
-        """The loss of ``scores`` (n, classes) for imitating the scores ``teacher`` of a teacher."""
-        return soft_term(scores.clamp(min=FLOOR), teacher.clamp(min=FLOOR), temperature, weight)
+    def imitation(self, logits: Tensor, teacher: Tensor, temperature: float, weight: float) -> Term:
+        """The loss of ``logits`` (n, classes) for imitating the logits ``teacher`` of a teacher."""
+        return soft_term(logits.clamp(min=FLOOR), teacher.clamp(min=FLOOR), temperature, weight)
 
-    def in_units(self, scores: Tensor) -> Tensor:
+    def in_units(self, logits: Tensor) -> Tensor:
         """Scores of a saved model in the units of the training targets."""
-        return scores
+        return logits
 
     @classmethod
     def check_supports(cls, extra: str) -> None:
@@ -429,20 +429,20 @@ class Form:
 
     @classmethod
     def check_comparable(cls, model: Network, name: str) -> None:
-        """Refuse a model whose scores cannot be compared with another's; ``name`` is for messages.
+        """Refuse a model whose logits cannot be compared with another's; ``name`` is for messages.
 
         Raises:
-            ConfigError: the head's scores cannot be compared; the message names a head that works.
+            ConfigError: the head's logits cannot be compared; the message names a head that works.
         """
 
     # Predictions
 
     def outputs(self, model: Network, states: States, batch: TaskBatch) -> list[Any]:
-        """The head's scores of every item of the batch, as arrays for :meth:`decode`."""
+        """The head's logits of every item of the batch, as arrays for :meth:`decode`."""
         raise NotImplementedError
 
     def predicted(self, examples: Sequence[Any], outputs: Callable[[Sequence[Item]], Sequence[Any]]) -> Predictions:
-        """Predictions in the order of ``examples``; ``outputs`` computes the head's scores of items."""
+        """Predictions in the order of ``examples``; ``outputs`` computes the head's logits of items."""
         items = self.items(examples)
         return self.decode(items, outputs(items), examples)
 
@@ -450,9 +450,9 @@ class Form:
         """Predictions in the order of ``examples``, from their items and the outputs of these."""
         raise NotImplementedError
 
-    def shares(self, scores: np.ndarray) -> np.ndarray:
-        """The probability of each label from the scores (classes,) of an example."""
-        return softmax(scores)
+    def shares(self, logits: np.ndarray) -> np.ndarray:
+        """The probability of each label from the logits (classes,) of an example."""
+        return softmax(logits)
 
     def choose_threshold(self, examples: Sequence[Example], predictions: Predictions) -> str:
         """Set :attr:`threshold` to the best value for labelled examples; returns a sentence about it, or ""."""
@@ -550,11 +550,11 @@ def check_number_of_labels(labels: Sequence[str], train: Split) -> None:
         raise DataError(f"{files}: labels {twice!r} and '{twice}.0' are one number; write it in one way")
 
 
-def softmax(scores: np.ndarray) -> np.ndarray:
+def softmax(logits: np.ndarray) -> np.ndarray:
     """The softmax over the last axis, in double precision."""
-    scores = np.asarray(scores, dtype=np.float64)
-    scores = scores - scores.max(-1, keepdims=True)
-    return np.exp(scores - np.log(np.exp(scores).sum(-1, keepdims=True)))
+    logits = np.asarray(logits, dtype=np.float64)
+    logits = logits - logits.max(-1, keepdims=True)
+    return np.exp(logits - np.log(np.exp(logits).sum(-1, keepdims=True)))
 
 
 def takes_means(task: TaskHead | None) -> bool:
@@ -562,10 +562,10 @@ def takes_means(task: TaskHead | None) -> bool:
     return isinstance(task, Classification) and task.pooling == "mean"
 
 
-def summary_scores(
+def summary_logits(
     model: Network, states: States, batch: TaskBatch, tokenizer: Tokenizer, noise: Noise | None
 ) -> tuple[Tensor, Chosen]:
-    """The head's scores (n, labels) of all sequences, and the places (n,) of their summary tokens: first token; last
+    """The head's logits (n, labels) of all sequences, and the places (n,) of their summary tokens: first token; last
     token for XLNet and left-to-right models.
 
     The head reads the vectors (n, D) at these places, or means over the sequences; through the pooler if it has one.

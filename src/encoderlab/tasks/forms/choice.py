@@ -29,7 +29,7 @@ from encoderlab.tasks.forms.base import (
     Predictions,
     Scores,
     softmax,
-    summary_scores,
+    summary_logits,
 )
 from encoderlab.tasks.forms.baselines import overlapping_option, usual_place
 from encoderlab.tasks.forms.batching import Encoded, Item, TaskBatch, groups, to_numpy
@@ -242,42 +242,42 @@ class ChoiceForm(Form):
 
     def terms(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
         """Negative log of the total probability of the correct options, summed over the examples."""
-        scores, rows, slots = self._scores(model, states, batch, noise)
+        logits, rows, slots = self._logits(model, states, batch, noise)
         group, sizes = groups(batch)
         right = batch.labels["right"][rows, slots] == 1
-        everything = _logsumexp(scores, group, len(sizes), torch.ones_like(right))
-        correct = _logsumexp(scores, group, len(sizes), right)
-        best = _largest(scores, group, len(sizes))
-        best_right = _largest(torch.where(right, scores, -torch.inf), group, len(sizes))
+        everything = _logsumexp(logits, group, len(sizes), torch.ones_like(right))
+        correct = _logsumexp(logits, group, len(sizes), right)
+        best = _largest(logits, group, len(sizes))
+        best_right = _largest(torch.where(right, logits, -torch.inf), group, len(sizes))
         return {"choice": Term((everything - correct).sum(), len(sizes), hits=(best_right >= best).sum())}
 
-    def scores(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> Tensor:
+    def logits(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> Tensor:
         """(examples, most options), with a very small number for missing options."""
-        scores, rows, slots = self._scores(model, states, batch, noise)
+        logits, rows, slots = self._logits(model, states, batch, noise)
         group, sizes = groups(batch)
         most = int(batch.on_host.labels["option"].max()) + 1
-        table = scores.new_full((len(sizes), most), torch.finfo(scores.dtype).min / 2)
-        return table.index_put((group, batch.labels["option"][rows, slots]), scores)
+        table = logits.new_full((len(sizes), most), torch.finfo(logits.dtype).min / 2)
+        return table.index_put((group, batch.labels["option"][rows, slots]), logits)
 
-    def _scores(
+    def _logits(
         self, model: Network, states: States, batch: TaskBatch, noise: Noise | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The score of every sequence, in the order of rows, its row and its slot; (n,) each."""
-        scores, chosen = summary_scores(model, states, batch, self.tokenizer, noise)
-        return scores[:, 0].float(), chosen.rows, chosen.slots
+        logits, chosen = summary_logits(model, states, batch, self.tokenizer, noise)
+        return logits[:, 0].float(), chosen.rows, chosen.slots
 
     # Predictions
 
     def outputs(self, model: Network, states: States, batch: TaskBatch) -> list[Any]:
-        scores, rows, slots = self._scores(model, states, batch, None)
+        logits, rows, slots = self._logits(model, states, batch, None)
         items, options = (batch.labels[name][rows, slots].tolist() for name in ("item", "option"))
         by_item: list[Any] = [[] for _ in range(len(batch))]
-        for item, _, score in sorted(zip(items, options, to_numpy(scores).tolist(), strict=True)):
+        for item, _, score in sorted(zip(items, options, to_numpy(logits).tolist(), strict=True)):
             by_item[item].append(score)
         return [np.array(of_item) for of_item in by_item]
 
     def decode(self, items: Sequence[Item], outputs: Sequence[Any], examples: Sequence[Example]) -> Predictions:
-        probabilities = [softmax(scores) for scores in outputs]
+        probabilities = [softmax(logits) for logits in outputs]
         values = [int(probability.argmax()) for probability in probabilities]
         details = [
             {"score": float(probability[value]), "probabilities": probability}
@@ -286,14 +286,14 @@ class ChoiceForm(Form):
         return Predictions(values=values, details=details)
 
 
-def _largest(scores: Tensor, group: Tensor, count: int) -> Tensor:
+def _largest(logits: Tensor, group: Tensor, count: int) -> Tensor:
     """The largest score of each of ``count`` groups, (count,), without gradient."""
-    return scores.new_full((count,), -torch.inf).scatter_reduce(0, group, scores.detach(), "amax")
+    return logits.new_full((count,), -torch.inf).scatter_reduce(0, group, logits.detach(), "amax")
 
 
-def _logsumexp(scores: Tensor, group: Tensor, count: int, chosen: Tensor) -> Tensor:
-    """log sum exp of the chosen scores of each of ``count`` groups, (count,)."""
-    shown = torch.where(chosen, scores, -torch.inf)
+def _logsumexp(logits: Tensor, group: Tensor, count: int, chosen: Tensor) -> Tensor:
+    """log sum exp of the chosen logits of each of ``count`` groups, (count,)."""
+    shown = torch.where(chosen, logits, -torch.inf)
     top = _largest(shown, group, count)
-    sums = scores.new_zeros(count).index_add(0, group, torch.exp(shown - top[group]))
+    sums = logits.new_zeros(count).index_add(0, group, torch.exp(shown - top[group]))
     return top + sums.log()

@@ -108,10 +108,10 @@ class ClassificationForm(TextForm):
         if task.labels is not None and len(labels) != 1:
             return task
         check_number_of_labels(labels, train)
-        scores = task.metrics
-        if len(labels) == 2 and "macro_f1" in scores:
-            scores = ("accuracy", "f1", "matthews")
-        return replace(task, labels=labels, metrics=scores, indices=False)
+        names = task.metrics
+        if len(labels) == 2 and "macro_f1" in names:
+            names = ("accuracy", "f1", "matthews")
+        return replace(task, labels=labels, metrics=names, indices=False)
 
     @classmethod
     def decided(cls, task: Task, settings: FormSettings) -> Task:
@@ -203,19 +203,19 @@ class ClassificationForm(TextForm):
         return target != IGNORE
 
     def terms(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
-        scores, target = self.known_scores(model, states, batch, noise)
+        logits, target = self.known_logits(model, states, batch, noise)
         smoothing = 0.0 if noise is None else self.settings.smoothing  # validation is plain
-        losses = F.cross_entropy(scores.float(), target, reduction="none", label_smoothing=smoothing)
+        losses = F.cross_entropy(logits.float(), target, reduction="none", label_smoothing=smoothing)
         if noise is not None and self.weights is not None:  # by example; torch weights every smoothed class
-            losses = losses * torch.tensor(self.weights, device=scores.device)[target]
-        return {self.name: Term(losses.sum(), len(target), hits=(scores.argmax(-1) == target).sum())}
+            losses = losses * torch.tensor(self.weights, device=logits.device)[target]
+        return {self.name: Term(losses.sum(), len(target), hits=(logits.argmax(-1) == target).sum())}
 
     # Predictions
 
     def decode(self, items: Sequence[Item], outputs: Sequence[Any], examples: Sequence[Any]) -> Predictions:
         values, details = [], []
-        for scores in outputs:
-            probability = self.shares(scores)
+        for logits in outputs:
+            probability = self.shares(logits)
             best = int(probability[1] > self.threshold) if self.threshold else int(probability.argmax())
             values.append(tuple(self.index)[best])
             details.append({"score": float(probability[best]), "probabilities": probability})

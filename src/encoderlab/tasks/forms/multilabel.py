@@ -205,30 +205,30 @@ class MultiLabelForm(TextForm):
         return {name: count * len(self.index) for name, count in super().counts(batch).items()}
 
     def terms(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
-        scores, target = self.known_scores(model, states, batch, noise)
-        loss = F.binary_cross_entropy_with_logits(scores.float(), target, reduction="sum")
-        return {self.name: Term(loss, target.numel(), hits=((scores > 0) == (target > 0)).sum())}
+        logits, target = self.known_logits(model, states, batch, noise)
+        loss = F.binary_cross_entropy_with_logits(logits.float(), target, reduction="sum")
+        return {self.name: Term(loss, target.numel(), hits=((logits > 0) == (target > 0)).sum())}
 
     # Comparing models: every label by itself
 
     def divergence(self, first: Tensor, second: Tensor) -> Tensor:
         return _crossed(second, first.detach()) + _crossed(first, second.detach())
 
-    def imitation(self, scores: Tensor, teacher: Tensor, temperature: float, weight: float) -> Term:
-        """``T^2 KL(sigmoid(teacher / T) || sigmoid(scores / T))``."""
-        ours, theirs = scores / temperature, teacher / temperature
+    def imitation(self, logits: Tensor, teacher: Tensor, temperature: float, weight: float) -> Term:
+        """``T^2 KL(sigmoid(teacher / T) || sigmoid(logits / T))``."""
+        ours, theirs = logits / temperature, teacher / temperature
         loss = (_crossed(ours, theirs) - _crossed(theirs, theirs)) * temperature**2
-        return Term(loss, scores.numel(), weight, ((scores > 0) == (teacher > 0)).sum())
+        return Term(loss, logits.numel(), weight, ((logits > 0) == (teacher > 0)).sum())
 
     # Predictions
 
-    def shares(self, scores: np.ndarray) -> np.ndarray:
-        return 1 / (1 + np.exp(-np.asarray(scores, dtype=np.float64)))
+    def shares(self, logits: np.ndarray) -> np.ndarray:
+        return 1 / (1 + np.exp(-np.asarray(logits, dtype=np.float64)))
 
     def decode(self, items: Sequence[Item], outputs: Sequence[Any], examples: Sequence[Any]) -> Predictions:
         names, values, details = tuple(self.index), [], []
-        for scores in outputs:
-            probability = self.shares(scores)
+        for logits in outputs:
+            probability = self.shares(logits)
             values.append(tuple(names[i] for i in np.flatnonzero(probability > self.threshold)))
             details.append({"probabilities": dict(zip(names, map(float, probability), strict=True))})
         return Predictions(values=values, details=details, threshold=self.threshold)
@@ -265,9 +265,9 @@ def best_threshold(probabilities: np.ndarray, labels: np.ndarray) -> float:
     return float(min(thresholds[f1 == f1.max()], key=lambda threshold: abs(threshold - 0.5)))
 
 
-def _crossed(scores: Tensor, targets: Tensor) -> Tensor:
-    """The cross-entropy between the labels' probabilities and those for the scores ``targets``, summed."""
-    return F.binary_cross_entropy_with_logits(scores, targets.sigmoid(), reduction="sum")
+def _crossed(logits: Tensor, targets: Tensor) -> Tensor:
+    """The cross-entropy between the labels' probabilities and those for the logits ``targets``, summed."""
+    return F.binary_cross_entropy_with_logits(logits, targets.sigmoid(), reduction="sum")
 
 
 def _separator(cells: set[str]) -> str | None:

@@ -43,7 +43,7 @@ class TaskObjective(Objective):
         """The encoder's states.
 
         For a form that reads one vector per sequence, the last layer is left out if
-        :func:`encoderlab.tasks.forms.base.summary_scores` can compute it at those places only.
+        :func:`encoderlab.tasks.forms.base.summary_logits` can compute it at those places only.
         """
         encoder = self.model.encoder
         at_places = self.form.summary and encoder.splits_last_layer and not takes_means(self.model.config.task)

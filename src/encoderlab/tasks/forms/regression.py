@@ -158,19 +158,19 @@ class RegressionForm(TextForm):
         return target.isfinite()
 
     def terms(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
-        scores, target = self.known_scores(model, states, batch, noise)
-        return {self.name: Term(((scores[:, 0].float() - target) ** 2).sum(), len(target))}
+        logits, target = self.known_logits(model, states, batch, noise)
+        return {self.name: Term(((logits[:, 0].float() - target) ** 2).sum(), len(target))}
 
     # Comparing models
 
     def divergence(self, first: Tensor, second: Tensor) -> Tensor:
         return ((first - second) ** 2).sum()
 
-    def imitation(self, scores: Tensor, teacher: Tensor, temperature: float, weight: float) -> Term:
-        return Term((scores - teacher).square().sum(), len(scores), weight)
+    def imitation(self, logits: Tensor, teacher: Tensor, temperature: float, weight: float) -> Term:
+        return Term((logits - teacher).square().sum(), len(logits), weight)
 
-    def in_units(self, scores: Tensor) -> Tensor:
-        return (scores - self.offset) / self.factor
+    def in_units(self, logits: Tensor) -> Tensor:
+        return (logits - self.offset) / self.factor
 
     @classmethod
     def check_comparable(cls, model: Network, name: str) -> None:
@@ -182,15 +182,15 @@ class RegressionForm(TextForm):
 
     # Predictions
 
-    def answered(self, model: Network, scores: Tensor) -> Tensor:
+    def answered(self, model: Network, logits: Tensor) -> Tensor:
         """The number; a probability if the output was not trained as a number (rankers and detectors)."""
-        return scores if model.config.labels == NUMBER else scores.float().sigmoid()
+        return logits if model.config.labels == NUMBER else logits.float().sigmoid()
 
-    def shares(self, scores: np.ndarray) -> np.ndarray:
-        return 1 / (1 + np.exp(-np.asarray(scores, dtype=np.float64)))
+    def shares(self, logits: np.ndarray) -> np.ndarray:
+        return 1 / (1 + np.exp(-np.asarray(logits, dtype=np.float64)))
 
     def decode(self, items: Sequence[Item], outputs: Sequence[Any], examples: Sequence[Any]) -> Predictions:
-        values = [self.offset + self.factor * float(scores[0]) for scores in outputs]
+        values = [self.offset + self.factor * float(logits[0]) for logits in outputs]
         return Predictions(values=values, details=[{"score": value} for value in values])
 
     def average(self, outputs: Sequence[Sequence[Any]]) -> list[Any]:

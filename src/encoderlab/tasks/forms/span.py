@@ -348,8 +348,8 @@ class SpanForm(Form):
         hits = ((logits > 0) == (impossible > 0)).sum()
         return terms | {"answerable": Term(loss, len(rows), self.settings.impossible_weight, hits)}
 
-    def scores(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> Tensor:
-        """(2 n, w): the scores of all starts, then of all ends, -inf in the padding.
+    def logits(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> Tensor:
+        """(2 n, w): the logits of all starts, then of all ends, -inf in the padding.
 
         Only for heads whose end does not depend on the start.
         """

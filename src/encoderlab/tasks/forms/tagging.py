@@ -290,17 +290,17 @@ class TaggingForm(Form):
 
     def terms(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
         rows, places = batch.find(lambda known: known.labels["target"] >= 0)
-        scores = self._scores(model, states, rows, places, noise)
+        logits = self._logits(model, states, rows, places, noise)
         target = batch.labels["target"][rows, places].long()
-        loss = F.cross_entropy(scores.float(), target, reduction="sum")
-        return {"tagging": Term(loss, len(target), hits=(scores.argmax(-1) == target).sum())}
+        loss = F.cross_entropy(logits.float(), target, reduction="sum")
+        return {"tagging": Term(loss, len(target), hits=(logits.argmax(-1) == target).sum())}
 
-    def scores(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> Tensor:
+    def logits(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> Tensor:
         rows, places = batch.find(lambda known: known.labels["target"] >= 0)
-        return self._scores(model, states, rows, places, noise)
+        return self._logits(model, states, rows, places, noise)
 
     @staticmethod
-    def _scores(model: Network, states: States, rows: Tensor, places: Tensor, noise: Noise | None) -> Tensor:
+    def _logits(model: Network, states: States, rows: Tensor, places: Tensor, noise: Noise | None) -> Tensor:
         assert isinstance(model.task, TaggingHead)
         return model.task(states.last[rows, places], None if noise is None else noise.at(rows, places))
 
@@ -308,18 +308,18 @@ class TaggingForm(Form):
 
     def outputs(self, model: Network, states: States, batch: TaskBatch) -> list[Any]:
         rows, places = batch.find(lambda known: known.labels["word"] >= 0)
-        scores = to_numpy(self._scores(model, states, rows, places, None))
+        logits = to_numpy(self._logits(model, states, rows, places, None))
         # In prediction a row has one sequence, so its item is that of its only slot.
         items = batch.labels["item"][:, 0][rows].cpu().numpy()
-        return [scores[items == i] for i in range(len(batch))]
+        return [logits[items == i] for i in range(len(batch))]
 
     def decode(self, items: Sequence[Item], outputs: Sequence[Any], examples: Sequence[Any]) -> Predictions:
         names = tuple(self.index)
         values: list[list[str]] = [[names[0]] * len(e.words) for e in examples]
         details: list[dict[str, Any]] = [{"scores": [0.0] * len(value)} for value in values]
-        for item, scores in zip(items, outputs, strict=True):
+        for item, logits in zip(items, outputs, strict=True):
             words = item.sequences[0].marks["word"]
-            for word, row in zip(words[words >= 0], softmax(scores), strict=True):
+            for word, row in zip(words[words >= 0], softmax(logits), strict=True):
                 best = int(row.argmax())
                 values[item.example][word] = names[best]
                 details[item.example]["scores"][word] = float(row[best])

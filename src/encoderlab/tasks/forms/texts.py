@@ -18,7 +18,7 @@ from encoderlab.nn.encoder import States
 from encoderlab.nn.noise import Noise
 from encoderlab.tasks.data.examples import Example, GivenPrediction, Split, Text
 from encoderlab.tasks.data.readers import Columns
-from encoderlab.tasks.forms.base import Answers, Form, FormSettings, Network, Predictions, summary_scores
+from encoderlab.tasks.forms.base import Answers, Form, FormSettings, Network, Predictions, summary_logits
 from encoderlab.tasks.forms.batching import OPTIONS, Encoded, Item, TaskBatch, groups, to_numpy
 from encoderlab.tasks.scoring.analysis import Mistake, texts_of
 
@@ -35,8 +35,8 @@ class TextSettings(FormSettings):
     Args:
         pairs: whether examples have two texts; a model trained on one kind refuses the other. None takes any.
         swap: also train on the two texts in the other order, if the task allows it (ELECTRA's MRPC and STS-B).
-        windows: largest number of windows of ``max_length`` tokens for a longer text; the mean of their scores is the
-            score of the text, in training, validation and prediction. 1 cuts the text. Windows are at equal distances
+        windows: largest number of windows of ``max_length`` tokens for a longer text; the means of their logits are the
+            logits of the text, in training, validation and prediction. 1 cuts the text. Windows are at equal distances
             from the first token to the last, and neighbours overlap by at least a quarter. Of two texts the longer is
             read in windows; the other takes at most half of the room.
     """
@@ -50,7 +50,7 @@ class TextForm(Form):
     """Encodes texts and pairs of texts; the head reads the vector of the summary token.
 
     A subclass defines the target of an example (:meth:`_target`), which targets are known (:meth:`_known`), and what
-    the scores mean. The scores of an example are the means over its sequences; a long text read in windows has several.
+    the logits mean. The logits of an example are the means over its sequences; a long text read in windows has several.
     """
 
     columns = "texts"
@@ -167,29 +167,29 @@ class TextForm(Form):
     def counts(self, batch: TaskBatch) -> dict[str, int]:
         return {self.name: int(self._known(_targets(batch)).sum())}
 
-    def known_scores(
+    def known_logits(
         self, model: Network, states: States, batch: TaskBatch, noise: Noise | None
     ) -> tuple[Tensor, Tensor]:
-        """Scores (k, labels) and targets of the k examples that have a target, in their order."""
+        """Logits (k, labels) and targets of the k examples that have a target, in their order."""
         (known,) = batch.find(lambda batch: self._known(_targets(batch)))
-        return self.all_scores(model, states, batch, noise)[known], _targets(batch)[known]
+        return self.all_logits(model, states, batch, noise)[known], _targets(batch)[known]
 
-    def all_scores(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> Tensor:
-        """Scores (n, labels) of all examples in their order."""
-        scores, _ = summary_scores(model, states, batch, self.tokenizer, noise)
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    def all_logits(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> Tensor:
+        """Logits (n, labels) of all examples in their order."""
+        logits, _ = summary_logits(model, states, batch, self.tokenizer, noise)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         group, sizes = groups(batch)
-        return scores.new_zeros(len(sizes), scores.shape[1]).index_add(0, group, scores) / sizes[:, None]
+        return logits.new_zeros(len(sizes), logits.shape[1]).index_add(0, group, logits) / sizes[:, None]
 
-    def scores(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> torch.Tensor:
-        return self.known_scores(model, states, batch, noise)[0]
+    def logits(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> torch.Tensor:
+        return self.known_logits(model, states, batch, noise)[0]
 
     def outputs(self, model: Network, states: States, batch: TaskBatch) -> list[Any]:
-        return list(to_numpy(self.answered(model, self.all_scores(model, states, batch, None))))
+        return list(to_numpy(self.answered(model, self.all_logits(model, states, batch, None))))
 
-    def answered(self, model: Network, scores: Tensor) -> Tensor:
-        """The head's scores as :meth:`decode` takes them."""
-        return scores
+    def answered(self, model: Network, logits: Tensor) -> Tensor:
+        """The head's logits as :meth:`decode` takes them."""
+        return logits
 
     def together(self, members: Sequence[Answers], examples: Sequence[Example]) -> Predictions:
         form = copy.copy(self)

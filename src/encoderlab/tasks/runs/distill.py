@@ -3,7 +3,7 @@ predictions.
 
     loss = a T^2 KL(softmax(t / T) || softmax(s / T)) + (1 - a) task loss        (nats; Hinton et al., 2015, section 2)
 
-t are the teacher's scores and s the student's: for classes, tags, the options of an example, or the places of a window,
+t are the teacher's logits and s the student's: for classes, tags, the options of an example, or the places of a window,
 where start and end count half each. T^2 keeps the size of the gradient independent of T. For numbers the term is a (s -
 t)^2, in the units of the training targets. The teacher reads the student's packed batch, in evaluation mode and without
 gradient. Costs one forward pass of the teacher; the student's head runs twice.
@@ -94,18 +94,18 @@ class TaughtObjective(TaskObjective):
         assert isinstance(batch, TaskBatch)
         states = self.states(batch, noise)
         terms = self.form.terms(self.model, states, batch, noise)
-        scores = self.form.scores(self.model, states, batch, noise)
+        logits = self.form.logits(self.model, states, batch, noise)
         terms = {name: replace(term, weight=term.weight * (1 - share)) for name, term in terms.items()}
         how = self.settings.temperature, self.settings.weight
-        return terms | {"teacher": self.form.imitation(scores.float(), self.taught(batch).float(), *how)}, None
+        return terms | {"teacher": self.form.imitation(logits.float(), self.taught(batch).float(), *how)}, None
 
     @torch.no_grad()
     def taught(self, batch: TaskBatch) -> Tensor:
-        """The teacher's scores, as the student's :meth:`Form.scores`: in the student's order of labels and units."""
-        scores = self.form.scores(self.teacher, self._teacher[0].states(batch), batch, None)
+        """The teacher's logits, as the student's :meth:`Form.logits`: in the student's order of labels and units."""
+        logits = self.form.logits(self.teacher, self._teacher[0].states(batch), batch, None)
         if self.columns is not None:
-            return scores[:, self.columns]
-        return self.form.in_units(scores)
+            return logits[:, self.columns]
+        return self.form.in_units(logits)
 
 
 def read_teacher(settings: Teaching) -> tuple[Model, Teaching]:

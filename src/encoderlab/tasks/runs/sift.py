@@ -50,7 +50,7 @@ class SiFTObjective(TaskObjective):
     """A task with the adversarial term, which is left out in evaluation (without noise).
 
     Raises:
-        ConfigError: the model has no LayerNorm on its embeddings, or the form has no scores to compare.
+        ConfigError: the model has no LayerNorm on its embeddings, or the form has no logits to compare.
     """
 
     def __init__(self, model: Model, form: Form, settings: SiFT) -> None:
@@ -78,22 +78,22 @@ class SiFTObjective(TaskObjective):
         try:
             states = self.states(batch, noise)
             assert self._clean is not None
-            clean = self.form.scores(self.model, states, batch, noise).float()
+            clean = self.form.logits(self.model, states, batch, noise).float()
             kept, count = self._clean.detach(), self.counts(batch.on_host)["sift"]
             terms = self.form.terms(self.model, states, batch, noise)
             self._shift = self._start(kept, noise)
-            divergence = self.form.divergence(self._scores(kept, batch, noise.derived(SIFT_PASSES + 1)), clean.detach())
+            divergence = self.form.divergence(self._logits(kept, batch, noise.derived(SIFT_PASSES + 1)), clean.detach())
             (gradient,) = torch.autograd.grad(divergence, self._shift)
             self._shift = self._ascend(self._shift.detach(), gradient)
-            distance = self.form.divergence(self._scores(kept, batch, noise.derived(SIFT_PASSES + 2)), clean)
+            distance = self.form.divergence(self._logits(kept, batch, noise.derived(SIFT_PASSES + 2)), clean)
         finally:
             self._on, self._clean, self._shift = False, None, None
         return terms | {"sift": Term(distance, count, self.settings.weight)}, None
 
-    def _scores(self, kept: Tensor, batch: TaskBatch, noise: Noise) -> Tensor:
-        """The scores (n, classes) for embeddings ``kept`` with the current shift."""
+    def _logits(self, kept: Tensor, batch: TaskBatch, noise: Noise) -> Tensor:
+        """The logits (n, classes) for embeddings ``kept`` with the current shift."""
         self._clean = kept
-        return self.form.scores(self.model, self.states(batch, noise), batch, noise).float()
+        return self.form.logits(self.model, self.states(batch, noise), batch, noise).float()
 
     def _perturb(self, x: Tensor) -> tuple[Tensor] | None:
         """The input of the LayerNorm: in the first pass the normalised embeddings, which are kept; later these plus the
