@@ -22,6 +22,8 @@ def test_spaces_are_ranges_or_lists():
     for word in ("lr=1e-5:x", "lr=:1e-3", "lr=1e-5:1e-4:1e-3", "lr=a:b"):
         with pytest.raises(ConfigError, match=f"^--tune {word}: a range has two numbers; expected field=low:high"):
             parse_space([word])
+    with pytest.raises(ConfigError, match="--tune lr=2: lr is given twice"):
+        parse_space(["lr=1", "lr=2"])
     with pytest.raises(ConfigError, match="range 3:2 is empty"):
         parse_space(["epochs=3:2"])
     with pytest.raises(ConfigError, match="^trials is 0; give at least 1"):

@@ -6,7 +6,7 @@ The grid is searched on development data. :mod:`encoderlab.tasks.runs.published`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -161,22 +161,27 @@ def parse_grid(words: Sequence[str]) -> dict[str, tuple[Any, ...]]:
     """``["lr=5e-5,1e-4", "epochs=3,10"]`` as the grid of a protocol.
 
     Raises:
-        ConfigError: a word without ``=`` or values.
+        ConfigError: a word without ``=`` or values, or two with one field.
     """
-    split = (split_assignment(word, "--grid", "field=value,value, such as lr=5e-5,1e-4") for word in words)
-    return {field: parse_values(values) for field, values in split}
+    fields = split_assignments(words, "--grid", "field=value,value, such as lr=5e-5,1e-4")
+    return {field: parse_values(values) for field, values in fields}
 
 
-def split_assignment(word: str, flag: str, expected: str) -> tuple[str, str]:
-    """The path of the field and the values of ``field=values``; ``flag`` and ``expected`` are for the message.
+def split_assignments(words: Sequence[str], flag: str, expected: str) -> Iterator[tuple[str, str]]:
+    """The path of the field and the values of each ``field=values``; ``flag`` and ``expected`` are for the message.
 
     Raises:
-        ConfigError: it has no field or no values.
+        ConfigError: one has no field or no values, or two have one field.
     """
-    name, _, values = word.partition("=")
-    if not name or not values:
-        raise ConfigError(f"{flag} {word}: expected {expected}")
-    return spelled_out(name), values
+    seen = set()
+    for word in words:
+        name, _, values = word.partition("=")
+        if not name or not values:
+            raise ConfigError(f"{flag} {word}: expected {expected}")
+        if spelled_out(name) in seen:
+            raise ConfigError(f"{flag} {word}: {name} is given twice; give all its values at once, {name}=value,value")
+        seen.add(spelled_out(name))
+        yield spelled_out(name), values
 
 
 def parse_values(values: str) -> tuple[Any, ...]:

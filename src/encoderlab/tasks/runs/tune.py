@@ -14,7 +14,7 @@ from encoderlab.interchange.finetuned import describe, folder_name
 from encoderlab.messages import Say, silent
 from encoderlab.model import Model
 from encoderlab.tasks.data.task import Split, Task
-from encoderlab.tasks.runs.protocol import Protocol, at_point, parse_values, split_assignment
+from encoderlab.tasks.runs.protocol import Protocol, at_point, parse_values, split_assignments
 from encoderlab.tasks.runs.trials import FRESH, Adjust, Origin, Program, Runs
 
 STARTUP, ROUND = 10, 5  # trials that start together: the random ones at first, and those of each later round
@@ -64,12 +64,11 @@ def parse_space(words: Sequence[str]) -> dict[str, Range | tuple[Any, ...]]:
     """``["lr=1e-5:1e-3", "batch=16,32"]`` as a space.
 
     Raises:
-        ConfigError: a word without ``=`` or values, a range without two numbers, or an empty one.
+        ConfigError: a word without ``=`` or values, two with one field, a range without two numbers, or an empty one.
     """
     space: dict[str, Range | tuple[Any, ...]] = {}
     expected = "field=low:high or field=value,value, such as lr=1e-5:1e-3"
-    for word in words:
-        field, values = split_assignment(word, "--tune", expected)
+    for word, (field, values) in zip(words, split_assignments(words, "--tune", expected), strict=True):
         low, colon, high = values.partition(":")
         ends = (parse_value(low), parse_value(high)) if colon else ()
         if any(isinstance(end, bool) or not isinstance(end, (int, float)) for end in ends):
