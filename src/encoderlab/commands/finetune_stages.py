@@ -22,7 +22,7 @@ from encoderlab.interchange.load import load
 from encoderlab.measure.finetuning import PRETRAINED, SCRATCH, WITHOUT
 from encoderlab.model import Model
 from encoderlab.tasks.data.infer import Given
-from encoderlab.tasks.data.sources import Benchmark, Files, described_source, source_of
+from encoderlab.tasks.data.sources import Benchmark, Files, described_source, folder_of
 from encoderlab.tasks.data.splits import completed, hold_out, remarks_of, usable_splits, without_fillers
 from encoderlab.tasks.data.task import Split, Task
 from encoderlab.tasks.forms.objective import form_of
@@ -291,8 +291,7 @@ class Start:
 
 def intermediate(names: Sequence[str], data: Path | None) -> list[TaskWithSplits]:
     """The intermediate tasks of these names: files, or benchmarks whose files are in ``data``."""
-    places = [(name, None if isinstance(source_of(name, data), Files) else data) for name in names]
-    return [job for name, place in places for job in jobs_of(name, place, None, None, Given())]
+    return [job for name in names for job in jobs_of(name, folder_of(name, data), None, None, Given())]
 
 
 def after_tasks(

@@ -23,7 +23,7 @@ def score(
     own: OwnFile = OWN_FILE,
     labels: str | None = None,
     null_odds: Path | None = None,
-    threshold: float = 0.0,
+    threshold: float | None = None,
     skip_others: bool = False,
 ) -> dict[str, Any]:
     """Score predictions of another program.
@@ -52,7 +52,7 @@ def score(
     null_odds
         For answers: JSON file with the score or probability of "no answer" by question id.
     threshold
-        Count an answer as "no answer" if that score is above this threshold.
+        Count an answer as "no answer" if that score is above this threshold. Default: 0.
     skip_others
         Leave out predictions for ids that the labelled data lacks, and print their number.
     """
@@ -68,6 +68,8 @@ def score(
         note(remark)
     else:
         task = source.task
+    if threshold is not None and null_odds is None:
+        raise ConfigError("--threshold is for the scores of --null-odds; give them too")
     if null_odds is not None and (task.form != "span" or task.answers != "squad"):
         raise ConfigError(
             f"--null-odds is for answers as SQuAD scores them, and {task.name} is {task.form}; leave it out"
@@ -81,7 +83,7 @@ def score(
     values, remarks = read_predictions(predictions, task, part, skip_others=skip_others)
     odds: dict[str, Any] = {}
     if null_odds is not None:
-        odds = {"null_odds": read_null_odds(null_odds, part), "threshold": threshold}
+        odds = {"null_odds": read_null_odds(null_odds, part), "threshold": threshold or 0.0}
     scores, warnings = scored(task, part.examples, values, **odds)
     for line in (*remarks, *warnings):
         note(line)

@@ -81,6 +81,7 @@ def evaluate(
         Leave out rows without a label, and print their number.
     """
     from encoderlab.tasks.data.infer import Given
+    from encoderlab.tasks.data.sources import described_source
 
     score = Score(
         places=(model, *(ensemble or ())),
@@ -92,6 +93,7 @@ def evaluate(
     if len(data) == 1:
         if where.several:
             raise ConfigError("--workers, --on and the like are for several labelled files; leave them out")
+        described_source(data[0], folder, Given())
         with progress("evaluate") as show:
             found = score(data[0], note, adding(show, "sequences"))
         _show_evaluation(found)
@@ -128,6 +130,7 @@ class Score:
     given: Given
 
     def __call__(self, data: str, say: Say, watch: Callable[[int], None] = lambda sequences: None) -> dict[str, Any]:
+        from encoderlab.tasks.data.sources import folder_of
         from encoderlab.tasks.data.task import is_unlabelled
         from encoderlab.tasks.forms.table import FORMS
         from encoderlab.tasks.runs.apply import allow_no_answer, predictor_of, renamed
@@ -139,7 +142,7 @@ class Score:
         members = [predictor_of(place, say) for place in places]
         own = members[0].form.task
         given = replace(self.given, form=own.form)
-        task, part, names = labelled_data(data, split, self.folder, own, given, say)
+        task, part, names = labelled_data(data, split, folder_of(data, self.folder), own, given, say)
         for line in part.remarks:
             say(line)
         for place in places:
@@ -199,11 +202,14 @@ def labelled_data(
     """The labelled file or benchmark ``data`` for a model of the task ``own``.
 
     Returns its task, its examples, and its label for each of the model's labels that differs.
+
+    Raises:
+        ConfigError: a ``folder`` of benchmarks is given for a file, or columns for a benchmark.
     """
-    from encoderlab.tasks.data.sources import Files, source_of
+    from encoderlab.tasks.data.sources import Files, described_source
     from encoderlab.tasks.runs.apply import fitted, task_of_file
 
-    source = source_of(data, folder)
+    source = described_source(data, folder, replace(given, form=None))
     if isinstance(source, Files):
         paths = source.of(split)
         task = task_of_file(paths[0], own, given, say)

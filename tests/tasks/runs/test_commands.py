@@ -76,7 +76,7 @@ def test_a_file_is_trained_on_scored_and_predicted(tmp_path, tiny, capsys):
     assert (tmp_path / "more/after-reviews/score.json").exists()
 
 
-def test_intermediate_tasks_of_another_form_and_source(tmp_path, tiny, capsys):
+def test_a_benchmark_after_a_task_of_another_form_and_what_is_for_files(tmp_path, tiny, capsys):
     folder, data, out = tmp_path / "scores", tmp_path / "glue", tmp_path / "run"
     kinds = {"text": {"dtype": "string", "_type": "Value"}, "label": {"dtype": "float32", "_type": "Value"}}
     save(folder, [{"text": f"a text {i}", "label": i / 4} for i in range(20)], features=kinds)
@@ -91,6 +91,17 @@ def test_intermediate_tasks_of_another_form_and_source(tmp_path, tiny, capsys):
     record = found["tasks"]["sst2"]
     assert record["after"] == ["scores"] and record["recipe"]["form"]["smoothing"] == 0.1
     assert "is missing" not in said  # score.json, after the first search
+    for option in (("--label", "label"), ("--skip-unlabelled",)):
+        said = messages(capsys, 2, "evaluate", out, "sst2", "--data", data, *option)
+        assert "sst2 is a benchmark with known files and columns" in said
+    file = reviews(tmp_path / "reviews.csv")
+    assert "is a file, but --data" in messages(capsys, 2, "evaluate", out, file, "--data", data)
+    names = tmp_path / "names.csv"
+    names.write_text("text,label\nthe red cat,0\nthe blue cat,1\n")
+    assert len(run(capsys, "evaluate", out, names, "sst2", "--data", data)["files"]) == 2
+    assert "--threshold is for the scores of --null-odds" in messages(
+        capsys, 2, "score", names, names, "--threshold", 1
+    )
 
 
 def test_further_files_have_the_labels_of_training(tmp_path, tiny, capsys):

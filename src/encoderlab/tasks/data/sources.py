@@ -104,6 +104,11 @@ def source_of(name: str, data: Path | None) -> Files | Benchmark:
     return Benchmark(name=name, tasks=tasks, folder=data)
 
 
+def folder_of(name: str, data: Path | None) -> Path | None:
+    """``data``, the folder of the benchmarks among several sources, if ``name`` is one of them; None for files."""
+    return None if isinstance(source_of(name, data), Files) else data
+
+
 def described_source(name: str, data: Path | None, given: Given) -> Files | Benchmark:
     """As :func:`source_of`; ``data`` is for benchmarks only, and what is ``given`` for files only.
 
