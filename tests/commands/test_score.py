@@ -124,6 +124,8 @@ def test_labels_that_the_gold_data_lacks_can_be_named(run) -> None:
     one = "text,label\ngood,pos\nfine,pos\n"
     assert "--labels" in run("p.txt", "pos\nneg\n", "one.csv", one)[1]
     assert run("p.txt", "pos\nneg\n", "one.csv", one, "--labels", "neg")["accuracy"] == 0.5
+    numbers = "text,score\na,1.5\nb,2\n"
+    assert "takes no further labels" in run("p.txt", "1\n2\n", "n.csv", numbers, "--labels", "neg")[1]
 
 
 def test_numbers(run) -> None:

@@ -59,6 +59,7 @@ def score(
     from encoderlab.tasks.data.predictions import read_null_odds, read_predictions, with_labels
     from encoderlab.tasks.data.sources import Files, described_source
     from encoderlab.tasks.forms.scores import score as scored
+    from encoderlab.tasks.forms.table import FORMS
     from encoderlab.tasks.runs.folder import check_intact
 
     given = own.given()
@@ -77,6 +78,8 @@ def score(
     part = source.read(task, split)
     for line in part.remarks:
         note(line)
+    if labels and (task.labels is not None or not FORMS[task.form].labelled):
+        raise ConfigError(f"--labels: {task.name} ({task.form}) takes no further labels; leave it out")
     task = with_labels(task, part, [one.strip() for one in labels.split(",")] if labels else ())
     if predictions.is_file():
         check_intact(predictions)

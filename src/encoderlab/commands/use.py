@@ -298,6 +298,8 @@ def predict(
         raise ConfigError("--workers, --on and the like are for several files or a folder; leave them out")
     if with_ and places is not None and out is None and not json_mode():
         raise ConfigError(f"--with {' '.join(with_)} adds to the lines of a file of predictions; give --out FILE")
+    if places is None and (text, pair) != (None, None):
+        raise ConfigError("texts have no columns; leave --text and --pair out, or give a file")
     verdict = judge(model, check, precision) | {"model": model}
     with output(out, "predictions", *(places or ())):
         predictor = predictor_of(model, note, precision)

@@ -165,7 +165,7 @@ def unlabelled_task_of_file(
     own = predictor.form.task
     holds = FORMS[own.form].columns
     tagged = holds == "words"
-    plain = suffix(path) == ".txt" and holds in ("texts", "words") and text is None
+    plain = suffix(path) == ".txt" and holds in ("texts", "words") and text is None and pair is None
     named = [layout for layout in own.layouts if not isinstance(layout, Conll)]
     if (
         plain
