@@ -11,8 +11,11 @@ from encoderlab.errors import ConfigError
 from encoderlab.interchange.folder import weights
 from encoderlab.model import Model
 from encoderlab.models.base import resized
+from encoderlab.nn.embeddings import Adaptive
 from encoderlab.nn.heads import LM
 from encoderlab.nn.noise import Noise
+from encoderlab.nn.norms import RootMeanSquare
+from encoderlab.nn.positions import Absolute, Rotary
 from encoderlab.objectives.mlm import predicted
 from encoderlab.objectives.rtd import ReplacedTokenDetection, RTDSettings
 from tests.objectives.conftest import make_rows
@@ -156,6 +159,24 @@ def test_a_norm_of_two_widths_is_not_shared(rows, vocabulary) -> None:
         ReplacedTokenDetection(*networks, RTDSettings(sharing="block"), vocabulary)
     _, terms = losses(ReplacedTokenDetection(*networks, RTDSettings(sharing="tables"), vocabulary), rows)
     assert all(term.sum.isfinite() for term in terms.values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "sharing", "named"),
+    [
+        ({"position": Rotary(length=512)}, "tables", r"positions \(512 and 0\) and cannot be shared"),
+        ({"position": Absolute(offset=2)}, "disentangled", r"positions \(512 and 514\), offset \(0 and 2\) and"),
+        ({"adaptive": Adaptive(cutoffs=(9,))}, "tables", r"adaptive \(None and "),
+        ({"normalization": RootMeanSquare()}, "block", "normalization "),
+        ({"eps": 1e-5}, "block", r"eps \(1e-12 and 1e-05\)"),
+    ],
+)
+def test_only_equal_embeddings_are_shared(changes, sharing: str, named: str, vocabulary) -> None:
+    """Otherwise the generator had the discriminator's embeddings, which are not those of its configuration."""
+    generator, other = build("electra-tiny-generator"), Model(resized(small("electra-tiny"), **changes)).initialize(0)
+    with pytest.raises(ConfigError, match=f"embeddings of generator and discriminator differ in {named}"):
+        ReplacedTokenDetection(generator, other, RTDSettings(sharing=sharing), vocabulary)
+    ReplacedTokenDetection(generator, other, RTDSettings(sharing="none"), vocabulary)
 
 
 @pytest.mark.parametrize("given", [{"generator_weight": -1}, {"discriminator_weight": -1}, {"temperature": 0}])

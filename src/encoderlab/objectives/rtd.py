@@ -20,6 +20,7 @@ from encoderlab.errors import ConfigError
 from encoderlab.model import Model
 from encoderlab.models import flops
 from encoderlab.models.base import ModelConfig
+from encoderlab.nn.architecture import EncoderConfig
 from encoderlab.nn.encoder import Chosen, States
 from encoderlab.nn.heads import LMHead
 from encoderlab.nn.kernels.plain import draw
@@ -242,14 +243,30 @@ def _check(generator: Model, discriminator: Model, settings: RTDSettings) -> Non
             f"alternating updates would update the embeddings that sharing {settings.sharing!r} ties twice; "
             "set sharing to disentangled or none, or updates to joint"
         )
-    shapes = [(c.word_width, c.types, c.max_length, c.embed_norm) for c in (one, two)]
-    if settings.sharing != "none" and shapes[0] != shapes[1]:
+    if settings.sharing == "none":
+        return
+    own, theirs = _shared_fields(one, settings.sharing), _shared_fields(two, settings.sharing)
+    differ = [f"{name} ({own[name]} and {theirs[name]})" for name in own if own[name] != theirs[name]]
+    if differ:
         raise ConfigError(
-            f"embeddings (width, segments, positions, norm) {shapes[0]} and {shapes[1]} differ and cannot be shared; "
-            "set sharing to none"
+            f"embeddings of generator and discriminator differ in {', '.join(differ)} and cannot be shared; make them "
+            "equal, or set sharing to none"
         )
     if settings.sharing == "block" and one.embed_norm == "width" and one.width != two.width:
         raise ConfigError(
             f"the norm after the embeddings has the layers' width, {one.width} and {two.width}, "
             "and cannot be shared; set sharing to tables, or give both networks one width"
         )
+
+
+def _shared_fields(encoder: EncoderConfig, sharing: Sharing) -> dict[str, object]:
+    """What determines the shared part of the embeddings."""
+    tables = {
+        "width": encoder.word_width,
+        "adaptive": encoder.adaptive,
+        "segments": encoder.types,
+        "positions": encoder.position.input_rows,
+        "offset": encoder.position.offset,
+        "norm": encoder.embed_norm,
+    }
+    return tables if sharing != "block" else tables | {"normalization": encoder.normalization, "eps": encoder.eps}
