@@ -9,8 +9,10 @@ from encoderlab.errors import ConfigError
 from encoderlab.model import Model
 from encoderlab.models.base import resized
 from encoderlab.nn.noise import Noise
+from encoderlab.nn.scope import Local
 from encoderlab.objectives.distill import Distill, DistillSettings
 from encoderlab.objectives.mlm import MLM, MLMSettings
+from tests.objectives.conftest import make_rows
 from tests.objectives.small import small
 
 ALONE = {"logits_weight": 0.0, "mlm_weight": 0.0, "cosine_weight": 0.0}
@@ -146,6 +148,33 @@ def test_attention_is_compared_as_distributions(rows, vocabulary) -> None:
     assert got.count == batch.num_tokens
     got.sum.backward()
     assert all(p.grad is None or p.grad.isfinite().all() for p in student.parameters())
+
+
+@pytest.mark.parametrize("attention", ["scores", "distributions"])
+def test_attention_of_local_layers_is_compared_where_both_see(attention: str, vocabulary) -> None:
+    """Against the definition, by a loop over queries: keys that a layer never reads are not compared."""
+    config = resized(small("bert-tiny"), local=Local(reach=2, period=2, full=(0,)))
+    student, teacher = (Model(config).initialize(seed) for seed in (0, 1))
+    weights = ALONE | {"attention_weight": 1.0}
+    objective = Distill(student, teacher, DistillSettings(**weights, attention=attention, match=((2, 2),)), vocabulary)
+    batch = objective.eval().make_batch(make_rows(2), seed=1)
+    got = float(objective(batch)[0]["attention"].sum)
+    want = 0.0
+    for ids, segments, doc in zip(batch.ids, batch.segments, batch.doc, strict=True):
+        real = doc >= 0
+        own, theirs = (
+            model.encoder.attention_scores(model.encoder(ids[None, real], segments=segments[None, real]), 1)[0]
+            for model in (student, teacher)
+        )
+        for query in range(int(real.sum())):
+            near = slice(max(0, query - 2), query + 3)
+            mine, target = own[:, query, near], theirs[:, query, near]
+            if attention == "scores":
+                want += float((mine - target).square().mean())
+            else:
+                mine, target = mine.softmax(-1), target.softmax(-1)
+                want += float((target * (target / mine).log()).sum(-1).mean())
+    assert want > 0.1 and got == pytest.approx(want, rel=1e-4)
 
 
 def test_maps_come_from_the_seed(vocabulary) -> None:

@@ -208,13 +208,14 @@ class Distill(Objective):
         """Differences of attention, summed over queries.
 
         Squared differences of the scores before the softmax, averaged over heads and keys (Jiao et al., 2020, eq. 7),
-        or ``KL(teacher || student)`` of the distributions, averaged over heads (Sun et al., 2020, section 3.2).
+        or ``KL(teacher || student)`` of the distributions, averaged over heads (Sun et al., 2020, section 3.2). Only
+        keys that both layers see count.
         """
-        seen = (batch.doc[:, :, None] == batch.doc[:, None, :]) & (batch.doc >= 0)[:, :, None]
         total = states.last.new_zeros(())
         for own, their in self.settings.match:
             if own == 0:
                 continue
+            seen = self._seen_by_both(batch.doc, own - 1, their - 1)
             mine = self.student.encoder.attention_scores(states, own - 1)
             with torch.no_grad():
                 target = self.teacher.encoder.attention_scores(theirs, their - 1)
@@ -225,6 +226,18 @@ class Distill(Objective):
                 gap = F.kl_div(ours, targets, log_target=True, reduction="none").sum(-1).mean(1) * seen.any(-1)
             total = total + gap.sum()
         return total
+
+    def _seen_by_both(self, doc: Tensor, own: int, their: int) -> Tensor:
+        """Which keys layer ``own`` of the student and layer ``their`` of the teacher (from 0) see, (B, L, L): tokens of
+        the same document, within the reach of local layers.
+        """
+        seen = (doc[:, :, None] == doc[:, None, :]) & (doc >= 0)[:, :, None]
+        place = torch.arange(doc.shape[1], device=doc.device)
+        for model, layer in ((self.student, own), (self.teacher, their)):
+            local = model.config.encoder.local
+            if local is not None and not local.sees_all(layer):
+                seen = seen & ((place[:, None] - place).abs() <= local.reach)
+        return seen
 
 
 def _log_attention(scores: Tensor, seen: Tensor) -> Tensor:
