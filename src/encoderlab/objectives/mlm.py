@@ -165,6 +165,11 @@ class MLM(Objective):
                 "masked language modelling needs attention to both sides; choose the causal objective for this model"
             )
         check_stem(model)
+        if model.pair is not None and model.mask_positions is not None:
+            raise ConfigError(
+                "the pair head reads the last layer, as in fine-tuning, but a mask decoder takes its place in "
+                "pretraining; set model.pair to false, or model.mask_decoder to 0"
+            )
         self.model, self.settings = model, settings
         self.masker = Masker(settings.masking, vocabulary)
 
