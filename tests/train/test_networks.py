@@ -20,6 +20,7 @@ from encoderlab.interchange import huggingface
 from encoderlab.interchange.load import load
 from encoderlab.model import Model
 from encoderlab.models.base import resized
+from encoderlab.nn.heads import RTD
 from encoderlab.objectives.base import Objective
 from encoderlab.objectives.distill import DistillSettings
 from encoderlab.objectives.mlm import MLMSettings
@@ -203,6 +204,22 @@ def test_segments_that_the_table_lacks_are_refused(family: str, changes: dict[st
         return
     with pytest.raises(ConfigError, match=message):
         fit(made, tiny.tokenizer(family))
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy", "changes"),
+    [
+        ("bert-tiny", "set model.pair to false", {"pair": False}),
+        ("deberta-v3-tiny", "set model.rtd.variant to electra", {"rtd": RTD()}),
+    ],
+)
+def test_heads_that_read_the_first_token_need_cls_there(name: str, remedy: str, changes: dict[str, Any]) -> None:
+    made = recipe(name)
+    made = replace(made, model=resized(made.model, types=0))
+    with pytest.raises(ConfigError, match=rf"rows of this tokenizer \(of kind xlnet\) have \[CLS\] last; {remedy}, or"):
+        fit(made, tiny.tokenizer("xlnet"))
+    fit(replace(made, model=replace(made.model, **changes)), tiny.tokenizer("xlnet"))
+    fit(made, tiny.tokenizer("bert"))
 
 
 def test_heads_that_only_one_has_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -36,10 +36,11 @@ def fit(recipe: Recipe, tokenizer: Tokenizer, *, resumed: Path | None = None) ->
     its own record determines them.
 
     Raises:
-        ConfigError: a segment table is too short for the rows, or the model to continue has another architecture,
-            tokenizer, or no generator.
+        ConfigError: a segment table is too short for the rows, a head reads [CLS] where the rows do not have it, or the
+            model to continue has another architecture, tokenizer, or no generator.
     """
     check_segments(recipe, tokenizer, model=recipe.model, generator=recipe.generator)
+    _check_first(recipe.model, tokenizer)
     vocab = tokenizer.vocab_size
     published = {config.encoder.vocab for config in (*SIZES.values(), *GENERATORS.values())}
     for network, config in (("model", recipe.model), ("generator", recipe.generator)):
@@ -86,6 +87,21 @@ def check_segments(recipe: Recipe, tokenizer: Tokenizer, **networks: ModelConfig
                 f"rows ({recipe.format.kind}) with a tokenizer of kind {tokenizer.framing} have {needed} segments, "
                 f"and the {name} {config.encoder.types}; set encoder.types of the {name} to {needed}, or build the "
                 "corpus with another tokenizer"
+            )
+
+
+def _check_first(model: ModelConfig, tokenizer: Tokenizer) -> None:
+    """Refuse heads that read [CLS] as the first token of a text, if the tokenizer's rows have it last."""
+    if tokenizer.framing != "xlnet":
+        return
+    for reads, remedy in (
+        (model.pair, "set model.pair to false"),
+        (model.rtd is not None and model.rtd.variant == "deberta", "set model.rtd.variant to electra"),
+    ):
+        if reads:
+            raise ConfigError(
+                "a head of the model reads the first token of a text, and rows of this tokenizer (of kind xlnet) have "
+                f"[CLS] last; {remedy}, or build the corpus with another tokenizer"
             )
 
 
