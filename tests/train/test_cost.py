@@ -10,9 +10,15 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from encoderlab.batches.corrupt import Masking
 from encoderlab.model import Model
-from encoderlab.models.base import resized
+from encoderlab.models.base import ModelConfig, resized
 from encoderlab.models.flops import forward, spared, training
+from encoderlab.nn.embeddings import Adaptive
+from encoderlab.nn.positions import Absolute
+from encoderlab.objectives.causal import CausalSettings
+from encoderlab.objectives.distill import DistillSettings
+from encoderlab.objectives.mlm import MLMSettings
 from encoderlab.objectives.vocabulary import Vocabulary
 from encoderlab.recipes import recipe
 from encoderlab.train.recipe import Recipe
@@ -47,6 +53,45 @@ def test_a_token_costs_what_torch_counts(name: str, changes: dict[str, Any]) -> 
         torch.stack([term.sum for term in terms.values() if term.weight]).sum().backward()
     expected = found.operations(64, teacher)
     assert counter.get_total_flops() / batch.num_tokens == pytest.approx(expected, rel=0.01)
+
+
+C2P = replace(recipe("deberta-tiny").model.encoder.position, terms=("c2p",))  # p2c's products read all tokens
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "changes", "teacher"),
+    [
+        ("mlm", "xlnet-tiny", {}, None),  # the query stream does not run
+        ("mlm", "deberta-v2-tiny", {"layers": 1, "position": Absolute(length=64)}, None),
+        ("causal", "xlnet-tiny", {"causal": True}, None),
+        ("causal", "transformer-xl-tiny", {"adaptive": Adaptive(cutoffs=(400,), divisor=2)}, None),
+        ("distill", "distilbert-tiny", {}, resized(recipe("deberta-tiny").model, position=C2P)),
+        ("distill", "deberta-tiny", {"position": C2P}, recipe("xlnet-tiny").model),
+    ],
+)
+def test_unusual_networks_cost_what_torch_counts(
+    kind: str, name: str, changes: dict[str, Any], teacher: ModelConfig | None
+) -> None:
+    """Forward passes of full rows. Of an adaptive softmax only the first cluster is counted, with most targets."""
+    model = resized(recipe(name).model, vocab=500, **changes)
+    model = replace(model, mask_decoder=0) if name == "deberta-v2-tiny" else model
+    second = None if teacher is None else resized(teacher, vocab=500)
+    masking = Masking(rate=0.25)
+    settings = {
+        "mlm": MLMSettings(masking=masking),
+        "causal": CausalSettings(),
+        "distill": DistillSettings(masking=masking, at="masked", mlm_weight=0.0, cosine_weight=0.0),
+    }[kind]
+    vocabulary = Vocabulary(size=500, pad=0, mask=4, special=(0, 1, 2, 3, 4), counts=np.ones(500))
+    networks = [Model(config).initialize(0) if config else None for config in (model, second)]
+    objective = settings.build(*networks, vocabulary).double().eval()
+    length = 64 + (kind == "causal")
+    batch = objective.make_batch([row for row in make_rows(96, length) if len(row) == length], seed=1)
+    with FlopCounterMode(display=False) as counter:
+        objective(batch)
+    trained = settings.operations(model, None, 64)
+    expected = trained / 3 + settings.operations(model, second, 64) - trained
+    assert counter.get_total_flops() / batch.num_tokens == pytest.approx(expected, rel=0.025)
 
 
 def test_a_token_costs_what_its_objective_computes() -> None:

@@ -12,7 +12,7 @@ of ELECTRA and ConvBERT report costs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from encoderlab.models.base import ModelConfig
 from encoderlab.nn.architecture import EncoderConfig
@@ -29,8 +29,8 @@ def forward(config: ModelConfig, length: int, *, predicted: float = 0.15, memory
     encoder = config.encoder
     layers = [layer_forward(encoder, length, memory, number) for number in range(encoder.depth)]
     parts = {name: sum(layer[name] for layer in layers) for name in layers[0]}
-    width, words = encoder.width, encoder.word_width
-    parts["embedding"] = 2.0 * words * width if encoder.mapped else 0.0
+    width = encoder.width
+    parts["embedding"] = _embedding_maps(encoder)
     if encoder.stem_conv is not None:
         parts["stem convolution"] = 2.0 * width * width * encoder.stem_conv.kernel / encoder.stem_conv.groups
     if config.mask_decoder or config.mask_vector:
@@ -91,6 +91,18 @@ def training(config: ModelConfig, length: int, *, predicted: float = 0.15, memor
     return (1 + BACKWARD) * sum(forward(config, length, predicted=predicted, memory=memory).values())
 
 
+def whole_forward(config: ModelConfig, length: int, *, predicted: float, memory: int = 0) -> float:
+    """Operations per token of a forward pass whose last layer is computed at all tokens; beside it, a mask decoder
+    predicts the ``predicted`` tokens. XLNet's query stream does not run.
+    """
+    plain = replace(config, mask_decoder=0, mask_vector=False)
+    total = sum(forward(plain, length, predicted=predicted, memory=memory).values())
+    if config.mask_decoder and predicted:
+        decoded = replace(config, mask_vector=False)
+        total += forward(decoded, length, predicted=predicted, memory=memory)["query stream"]
+    return total
+
+
 def spared(config: ModelConfig, length: int, *, predicted: float) -> float:
     """Operations per token that a forward pass saves when the loss needs only the ``predicted`` tokens.
 
@@ -98,7 +110,7 @@ def spared(config: ModelConfig, length: int, *, predicted: float) -> float:
     places, or if :func:`forward` counts a query stream instead.
     """
     encoder = config.encoder
-    if encoder.conv is not None or config.mask_decoder or config.mask_vector or config.lm is None:
+    if not encoder.splits_last_layer or config.mask_decoder or config.mask_vector or config.lm is None:
         return 0.0
     last = layer_forward(encoder, length, layer=encoder.depth - 1)
     return (1 - predicted) * (sum(last.values()) - _keys_and_values(encoder, length))
@@ -119,10 +131,23 @@ def _head(config: ModelConfig, predicted: float) -> float:
     width, words = encoder.width, encoder.word_width
     count = 0.0
     if config.lm is not None:
-        count += predicted * 2.0 * ((width * words if config.lm.transform else 0) + _vocabulary_width(encoder))
+        adaptive = encoder.adaptive
+        mapped = config.lm.transform if adaptive is None else adaptive.has_maps(words, width)
+        count += predicted * 2.0 * ((width * words if mapped else 0) + _vocabulary_width(encoder))
     if config.rtd is not None:
         count += 2.0 * (width * width + width)
     return count
+
+
+def _embedding_maps(encoder: EncoderConfig) -> float:
+    """Operations per token of the maps from E to D; every token runs through those of all adaptive tables."""
+    adaptive, width, words = encoder.adaptive, encoder.width, encoder.word_width
+    if adaptive is None:
+        return 2.0 * words * width if encoder.mapped else 0.0
+    if not adaptive.has_maps(words, width):
+        return 0.0
+    tables = len(adaptive.cutoffs) + 1 if adaptive.divisor > 1 else 1
+    return sum(2.0 * width * (words // adaptive.divisor**i) for i in range(tables))
 
 
 def _vocabulary_width(encoder: EncoderConfig) -> float:

@@ -203,6 +203,11 @@ class EncoderConfig(Bounded):
         return self.conv_branch is not None or self.stem_conv is not None
 
     @property
+    def splits_last_layer(self) -> bool:
+        """Whether the last layer can be computed at chosen places only: no convolution reads the others."""
+        return self.conv is None and (self.stem_conv is None or self.depth > 1)
+
+    @property
     def attention_width(self) -> int:
         """A, the width of all attending heads together."""
         return self.attention_heads * self.key_width

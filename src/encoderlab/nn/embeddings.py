@@ -64,6 +64,10 @@ class Adaptive(Bounded):
         edges = [0, *self.cutoffs, vocab]
         return list(zip(edges[:-1], edges[1:], strict=True))
 
+    def has_maps(self, embed_width: int, width: int) -> bool:
+        """Whether maps to ``width`` follow the tables, and precede them in the output."""
+        return self.divisor > 1 or embed_width != width
+
 
 class AdaptiveTable(nn.Module):
     """Word embeddings by cluster: ids (B, L) -> (B, L, D).
@@ -86,8 +90,8 @@ class AdaptiveTable(nn.Module):
         self.tables = nn.ParameterList(
             torch.empty(stop - start, e) for (start, stop), e in zip(self.clusters, widths, strict=True)
         )
-        needed = adaptive.divisor > 1 or embed_width != width
-        self.maps = nn.ParameterList(torch.empty(width, e) for e in widths) if needed else None
+        mapped = adaptive.has_maps(embed_width, width)
+        self.maps = nn.ParameterList(torch.empty(width, e) for e in widths) if mapped else None
 
     def forward(self, ids: Tensor) -> Tensor:
         if len(self.clusters) == 1:

@@ -271,8 +271,8 @@ class Encoder(nn.Module):
 
     @property
     def splits_last_layer(self) -> bool:
-        """Whether the last layer can be computed at chosen places only: it has no convolution."""
-        return self.config.conv is None and (self.stem is None or self.depth > 1)
+        """:attr:`EncoderConfig.splits_last_layer`."""
+        return self.config.splits_last_layer
 
     @staticmethod
     def _source(states: Tensor, memory: Sequence[Tensor] | None, layer: int) -> Tensor:

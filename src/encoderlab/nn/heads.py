@@ -224,7 +224,7 @@ class AdaptiveLMHead(nn.Module):
                 torch.empty(stop - start, embed_width // adaptive.divisor**i) for i, (start, stop) in enumerate(spans)
             )
         owned = {"all": [], "all_but_first": [0], "none": range(len(self.clusters))}[adaptive.tied_projections]
-        owned = owned if adaptive.divisor > 1 or embed_width != width else []
+        owned = owned if adaptive.has_maps(embed_width, width) else []
         self.maps = nn.ParameterDict({str(i): torch.empty(width, embed_width // adaptive.divisor**i) for i in owned})
 
     def members(self, targets: Tensor) -> list[Tensor]:

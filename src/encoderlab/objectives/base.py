@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch import Tensor, nn
@@ -121,6 +121,7 @@ class Settings(Bounded, ABC):
 
 def masked_operations(config: ModelConfig, length: int, rate: float) -> float:
     """Training FLOPs per token for ``config`` when only the masked tokens, a share ``rate``, are predicted."""
+    config = replace(config, mask_vector=False)  # its query stream belongs to permutation language modelling
     spared = flops.spared(config, length, predicted=rate)
     return flops.training(config, length, predicted=rate) - (1 + flops.BACKWARD) * spared
 

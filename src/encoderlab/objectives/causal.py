@@ -51,7 +51,7 @@ class CausalSettings(Settings):
         return Causal(model, self, vocabulary)
 
     def operations(self, model: ModelConfig, second: ModelConfig | None, length: int) -> float:
-        return flops.training(model, length, predicted=1.0, memory=self.memory)
+        return (1 + flops.BACKWARD) * flops.whole_forward(model, length, predicted=1.0, memory=self.memory)
 
     def check(self, model: ModelConfig, format: Format, lengths: Sequence[int]) -> None:
         check_continued(self, format, ContiguousStreams, "memory", "evaluation_memory")

@@ -105,9 +105,10 @@ class DistillSettings(Settings):
 
     def operations(self, model: ModelConfig, second: ModelConfig | None, length: int) -> float:
         masked = self.masking.mean_rate if self.mlm_weight else 0.0
-        total = flops.training(model, length, predicted=self.compared + masked)  # each network has a vocabulary head
+        student = flops.whole_forward(model, length, predicted=self.compared + masked)  # each has a vocabulary head
+        total = (1 + flops.BACKWARD) * student
         if second is not None:
-            total += sum(flops.forward(second, length, predicted=self.compared).values())
+            total += flops.whole_forward(second, length, predicted=self.compared)
         return total
 
 

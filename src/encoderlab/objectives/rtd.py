@@ -74,7 +74,8 @@ class RTDSettings(Settings):
         assert second is not None
         rate = self.masking.mean_rate
         shares = {"replaced": 0.0, "replaced_masked": 0.0, "original_masked": rate, "original_all": 1.0}
-        return flops.training(model, length, predicted=shares[self.predict]) + masked_operations(second, length, rate)
+        discriminator = flops.whole_forward(model, length, predicted=shares[self.predict])
+        return (1 + flops.BACKWARD) * discriminator + masked_operations(second, length, rate)
 
 
 class ReplacedTokenDetection(Objective):
