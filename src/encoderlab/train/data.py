@@ -36,6 +36,13 @@ class Chance(NamedTuple):
     accuracy: float
 
 
+class Scores(NamedTuple):
+    """A function that gives further validation numbers, and the hash of the data that it reads."""
+
+    score: Callable[[], Mapping[str, float]]
+    hash: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Data:
     """The batches of a run, and facts about them.

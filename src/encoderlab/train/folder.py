@@ -72,7 +72,9 @@ class RunFolder:
             if provenance.exists():
                 try:
                     sessions = list(read(provenance)["sessions"])
-                    differences += compare(sessions[0]["data"], data, "data ") if sessions else []
+                    # Older runs did not record the hash of pairs.
+                    used = {"pairs": data.get("pairs"), **sessions[0]["data"]} if sessions else data
+                    differences += compare(used, data, "data ")
                 except (KeyError, TypeError, AttributeError):
                     raise ConfigError(
                         f"{provenance}: names no data; restore the file, or choose another output folder"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from encoderlab.train import checkpoint
 from encoderlab.train.branching import branch
 from encoderlab.train.checks import check
 from encoderlab.train.corpus_data import corpus_data
+from encoderlab.train.data import Scores
 from encoderlab.train.distributed import join, named_tensors
 from encoderlab.train.folder import RECIPE
 from encoderlab.train.loop import Outcome, train
@@ -40,7 +41,7 @@ def pretrain(
     session: Budget | None = None,
     branch_from: Path | None = None,
     peak: Callable[[Recipe], float] | None = None,
-    score: Callable[[Recipe, Objective], Callable[[], Mapping[str, float]] | None] | None = None,
+    score: Callable[[Recipe, Objective], Scores | None] | None = None,
 ) -> Outcome:
     """Pretrain ``recipe`` on the corpus folder ``corpus`` in the run folder ``out``; call it again to resume.
 
@@ -77,8 +78,8 @@ def pretrain(
     world.agree(lambda: verify(corpus))  # once per session, because training would not notice a changed token
     objective = build_objective(recipe, tokenizer, text, resumed=resumed)
     data = corpus_data(recipe, objective, corpus, tokenizer)
-    if score is not None:
-        data = replace(data, score=score(recipe, objective))
+    if score is not None and (scores := score(recipe, objective)) is not None:
+        data = replace(data, score=scores.score, hashes={**data.hashes, "pairs": scores.hash})
     outcome = train(objective, recipe, data, out, session=session, peak=peak(recipe) if peak else None)
     if world.main:
         values = None

@@ -55,3 +55,20 @@ def test_bad_pairs_are_refused_before_the_first_step(place: Path, capsys: pytest
     assert "odd.txt:1: a sentence of" in error and error.rstrip().endswith("; remove the pair")  # no flag leaves it out
     assert train(place, "roberta-tiny", "--set", "evaluation.pairs={data: []}") == 2
     assert "evaluation.pairs.data is []; give at least 1 entry" in capsys.readouterr().err
+
+
+def test_a_run_is_not_continued_with_other_pairs(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its curve, and the choice of its best weights, would be of two files."""
+    pairs = place / "changing.txt"
+    pairs.write_text((place / "pairs.txt").read_text())
+    sampled = ["--set", f"evaluation.pairs={{data: [{pairs}], size: 9}}"]
+    assert train(place, "distilbert-tiny", "--set", "objective={kind: mlm}", *sampled) == 0
+    assert train(place, "distilbert-tiny", "--set", "objective={kind: mlm}", *sampled) == 0
+    pairs.write_text("word one\none word\n" * 9)
+    assert train(place, "distilbert-tiny", "--set", "objective={kind: mlm}", *sampled) == 2
+    assert "has a run of another recipe (data pairs was" in capsys.readouterr().err
+    provenance = place / "distilbert-tiny" / "provenance.json"
+    record = json.loads(provenance.read_text())
+    del record["sessions"][0]["data"]["pairs"]  # as before this hash was recorded
+    provenance.write_text(json.dumps(record))
+    assert train(place, "distilbert-tiny", "--set", "objective={kind: mlm}", *sampled) == 0

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 from encoderlab.errors import ConfigError
+from encoderlab.files import sha256
 from encoderlab.inference import tokenizer_of
 from encoderlab.measure.pairs.evaluate import evaluate_pairs, survey
 from encoderlab.measure.pairs.reading import find, read, sample
 from encoderlab.measure.pairs.scorers import scorers_of
 from encoderlab.objectives.base import Objective
+from encoderlab.train.data import Scores
 from encoderlab.train.recipe import Recipe
 
 
-def validation_scores(recipe: Recipe, objective: Objective) -> Callable[[], Mapping[str, float]] | None:
-    """A function that scores the sample of pairs in ``recipe.evaluation.pairs``; None if that is unset.
+def validation_scores(recipe: Recipe, objective: Objective) -> Scores | None:
+    """What scores the sample of pairs in ``recipe.evaluation.pairs``; None if that is unset.
 
     Raises:
         ConfigError: the objective trains no model that scores sentences.
@@ -37,4 +40,4 @@ def validation_scores(recipe: Recipe, objective: Objective) -> Callable[[], Mapp
         (table,) = evaluate_pairs(scorers, tokenizer, pairs).values()
         return {"minimal_pairs": table.total.accuracy}
 
-    return scores
+    return Scores(scores, hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest())
