@@ -92,8 +92,8 @@ def training(config: ModelConfig, length: int, *, predicted: float = 0.15, memor
 
 
 def whole_forward(config: ModelConfig, length: int, *, predicted: float, memory: int = 0) -> float:
-    """Operations per token of a forward pass whose last layer is computed at all tokens; beside it, a mask decoder
-    predicts the ``predicted`` tokens. XLNet's query stream does not run.
+    """Operations per token of a forward pass whose last layer is computed at all tokens, and of a mask decoder at the
+    ``predicted`` tokens. XLNet's query stream does not run.
     """
     plain = replace(config, mask_decoder=0, mask_vector=False)
     total = sum(forward(plain, length, predicted=predicted, memory=memory).values())

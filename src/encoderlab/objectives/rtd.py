@@ -262,7 +262,7 @@ def _check(generator: Model, discriminator: Model, settings: RTDSettings) -> Non
 
 def _shared_fields(encoder: EncoderConfig, sharing: Sharing) -> dict[str, object]:
     """What determines the shared part of the embeddings."""
-    tables = {
+    tables: dict[str, object] = {
         "width": encoder.word_width,
         "adaptive": encoder.adaptive,
         "segments": encoder.types,
