@@ -32,6 +32,7 @@ from encoderlab.objectives.vocabulary import Vocabulary
 from encoderlab.recipes import RECIPES, recipe
 from encoderlab.train.checks import check
 from encoderlab.train.networks import build_objective, fit
+from encoderlab.train.optim import AdamW, LayerDecay
 from encoderlab.train.recipe import Budget, Phase, Ramp, Recipe
 from tests.batches.memory_corpus import BERT, MASK, SPECIAL, random_corpus
 from tests.objectives.conftest import make_rows
@@ -326,6 +327,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "xlnet-mini",
         {"model": replace(models.config("xlnet-mini"), lm=None, mask_vector=False)},
         "needs mask_vector and an LM head",
+    ),
+    "rates by layer for shared layers": (
+        "albert-mini",
+        {"optim": AdamW(layer_decay=LayerDecay())},
+        "set optim.layer_decay to null",
     ),
     "no teacher": ("distilbert-mini", {}, "needs a teacher"),
     "a generator to continue that is not there": ("electra-mini", {"init_from": "MODEL"}, "has no generator"),

@@ -12,6 +12,7 @@ from encoderlab.errors import ConfigError
 from encoderlab.nn.positions import Disentangled
 from encoderlab.objectives.distill import DistillSettings
 from encoderlab.train.networks import bare_objective, check_length
+from encoderlab.train.optim import group_parameters
 from encoderlab.train.recipe import Recipe
 
 
@@ -33,7 +34,7 @@ def check(recipe: Recipe) -> None:
     _check_lengths(recipe)
     if not isinstance(recipe.objective, DistillSettings):  # a teacher's architecture is not part of the recipe
         with torch.device("meta"):
-            bare_objective(recipe)
+            group_parameters(bare_objective(recipe), recipe.optim)
 
 
 def _check_generator(recipe: Recipe) -> None:
