@@ -217,10 +217,16 @@ def test_a_frozen_difference_of_embeddings(corpus: Path, tmp_path: Path) -> None
     assert names(found) == {"frozen weights"} and "discriminator.encoder.embeddings.words" in found[0].seen
 
 
-@pytest.mark.parametrize("name", ["electra-mini-original-masked", "bert-mini"])
-def test_heads_without_a_loss_are_not_frozen(name: str, corpus: Path, tmp_path: Path) -> None:
-    recipe = shrunk(name)
-    out = run(replace(recipe, format=FullSentences()) if name == "bert-mini" else recipe, corpus, tmp_path / "run")
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("electra-mini-original-masked", {}),
+        ("bert-mini", {"format": FullSentences()}),
+        ("xlnet-mini", {"format": FullSentences(), "objective": MLMSettings()}),
+    ],
+)
+def test_heads_without_a_loss_are_not_frozen(name: str, changes: dict[str, Any], corpus: Path, tmp_path: Path) -> None:
+    out = run(replace(shrunk(name), **changes), corpus, tmp_path / "run")
     assert "frozen weights" not in names(doctor.examine(out))
 
 

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 Line = Mapping[str, Any]
 DUPLICATE_SAMPLE = 20_000  # documents that are searched for duplicates
 MEANS = "exp_avg/"  # prefix of a weight's running average of gradients in a checkpoint
-HEADS = ("pooler", "pair", "rtd", "lm")
+HEADS = ("pooler", "pair", "rtd", "lm", "mask_vector")  # parts that some objectives do not read
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def read_lines(path: Path) -> list[Line]:
 def frozen_matrices(run: Path) -> list[str]:
     """Matrices of the newest checkpoint that never had a gradient: the optimiser has no state for them, or zeros.
 
-    Heads that have no loss in the recipe are left out: fine-tuning trains them.
+    :data:`HEADS` that have no loss in the recipe are left out: another objective or fine-tuning trains them.
     """
     from encoderlab.train import checkpoint  # import torch, which a page about a run does not need
     from encoderlab.train.stored import StoredTensors
