@@ -21,6 +21,7 @@ from encoderlab.interchange.load import load
 from encoderlab.model import Model
 from encoderlab.models.base import resized
 from encoderlab.nn.heads import RTD
+from encoderlab.nn.spanconv import Light, SpanDynamic
 from encoderlab.objectives.base import Objective
 from encoderlab.objectives.distill import DistillSettings
 from encoderlab.objectives.mlm import MLMSettings
@@ -178,6 +179,16 @@ def test_dropout_may_change(tmp_path: Path) -> None:
     made = replace(recipe("bert-tiny"), model=resized(recipe("bert-tiny").model, dropout=0.0, attention_dropout=0.0))
     model = continued(made, tmp_path / "model").models()["model"]
     assert model.config.encoder.dropout == 0.0
+    assert_taken(model, load(tmp_path / "model"))
+
+
+@pytest.mark.parametrize("conv", [SpanDynamic(), Light()])
+def test_convolutions_may_stop_to_read_padding(conv: SpanDynamic | Light, tmp_path: Path) -> None:
+    made = recipe("bert-tiny")
+    reads, stops = (resized(made.model, conv=replace(conv, mask_padding=masks)) for masks in (False, True))
+    shaken(Model(fit(replace(made, model=reads), tokenizer(made)).model, tokenizer(made))).save(tmp_path / "model")
+    model = continued(replace(made, model=stops), tmp_path / "model").models()["model"]
+    assert model.config.encoder.conv == stops.encoder.conv
     assert_taken(model, load(tmp_path / "model"))
 
 

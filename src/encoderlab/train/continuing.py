@@ -14,7 +14,6 @@ from encoderlab.model import Model
 from encoderlab.models.base import ModelConfig
 from encoderlab.nn.architecture import EncoderConfig
 from encoderlab.nn.positions import Absolute, Rotary
-from encoderlab.nn.spanconv import SpanDynamic
 from encoderlab.train.recipe import Recipe
 
 log = logging.getLogger(__name__)
@@ -91,8 +90,8 @@ def _architecture(encoder: EncoderConfig) -> EncoderConfig:
     if isinstance(position, Rotary):  # the recipe's bases and length apply
         position = Rotary()
         local = None if local is None else replace(local, theta=None)
-    if isinstance(conv, SpanDynamic):
-        conv = replace(conv, mask_padding=True)
+    if encoder.conv_branch is not None:
+        conv = replace(encoder.conv_branch, mask_padding=True)
     return replace(
         encoder,
         vocab=1,
