@@ -223,6 +223,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"objective": MLMSettings(masking=Masking(final_rate=0.3)), "ramp": Ramp(rows=8)},
         "give the budget in tokens or FLOPs, or set ramp to null",
     ),
+    "a masking rate that changes over batches of tokens": (
+        "roberta-mini-doc-sentences",
+        {"objective": MLMSettings(masking=Masking(final_rate=0.3))},
+        "set format.batch to rows, or objective.masking.final_rate to null",
+    ),
     "memory over shuffled rows": (
         "transformer-xl-mini",
         {"format": FullSentences()},

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from encoderlab.batches.pack import FullSentences
 from encoderlab.batches.streams import StreamFormat
 from encoderlab.errors import ConfigError
 from encoderlab.nn.positions import Disentangled
@@ -61,6 +62,11 @@ def _check_masking(recipe: Recipe) -> None:
         raise ConfigError(
             "a masking rate that changes counts the rows of the run, which a ramp changes from step to step; give the "
             "budget in tokens or FLOPs, or set ramp to null"
+        )
+    if recipe.budget.unit == "steps" and isinstance(recipe.format, FullSentences) and recipe.format.batch == "tokens":
+        raise ConfigError(
+            "a masking rate that changes counts the rows of the run, and batches of as many tokens have different "
+            "numbers of rows; set format.batch to rows, or objective.masking.final_rate to null"
         )
 
 
