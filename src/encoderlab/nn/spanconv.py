@@ -1,7 +1,8 @@
 """Convolution heads next to attention heads: ConvBERT's mixed attention and the alternatives of its ablation.
 
 Half of the heads (``head_ratio`` 2) attend; the other branch, as wide as the attention heads together, convolves over a
-window of ``kernel`` neighbours. Taps outside the row read zero. With ``mask_padding``, taps on padding or on another
+window of J = ``kernel`` neighbours. In the formulas below tap j of token t reads token t + j - J // 2, and a softmax is
+over the taps of one head. Taps outside the row read zero. With ``mask_padding``, taps on padding or on another
 document of the row read zero too, so a padded or packed row gives the same result as its documents alone; the published
 ConvBERT has this off.
 
@@ -53,11 +54,12 @@ class WindowedConvolution(Bounded, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class SpanDynamic(WindowedConvolution):
-    """Span-dynamic convolution (Jiang et al., 2020, section 3.2).
+    """Span-dynamic convolution (Jiang et al., 2020, section 3.2): the kernel of a token is computed from its neighbours
+    and its query.
 
-    The kernel of a token is computed from a depthwise-separable convolution of its neighbours times its query.
-    ``share_value``: use attention's values, as in the paper's text; the released code, and so its parameter counts,
-    have a second value map.
+    ``sum_j softmax(W_f (s_t * q_t) + b_f)_j v_{t + j - J // 2}`` with attention's queries q, values v = W_v x + b_v,
+    and s the :class:`DepthwiseSeparable` convolution of x. ``share_value``: use attention's values, as in the paper's
+    text; the released code, and so its parameter counts, have a second value map.
     """
 
     kind: Literal["span_dynamic"] = "span_dynamic"
@@ -70,7 +72,10 @@ class SpanDynamic(WindowedConvolution):
 
 @dataclass(frozen=True, kw_only=True)
 class Dynamic(WindowedConvolution):
-    """Dynamic convolution (Wu et al., 2019): the kernel of a token is a linear function of that token only."""
+    """Dynamic convolution (Wu et al., 2019): the kernel of a token is a linear function of that token only.
+
+    ``sum_j softmax(W_f v_t)_j v_{t + j - J // 2}`` with v = W_v x + b_v.
+    """
 
     kind: Literal["dynamic"] = "dynamic"
 
@@ -80,7 +85,10 @@ class Dynamic(WindowedConvolution):
 
 @dataclass(frozen=True, kw_only=True)
 class Light(WindowedConvolution):
-    """Lightweight convolution (Wu et al., 2019): one softmax-normalised kernel per head, the same for all tokens."""
+    """Lightweight convolution (Wu et al., 2019): one kernel w per head, the same for all tokens.
+
+    ``sum_j softmax(w)_j v_{t + j - J // 2}`` with v = W_v x + b_v.
+    """
 
     kind: Literal["light"] = "light"
 
@@ -90,7 +98,10 @@ class Light(WindowedConvolution):
 
 @dataclass(frozen=True, kw_only=True)
 class DepthwiseSeparable(WindowedConvolution):
-    """One kernel per channel, then a map across channels (ConvBERT's table 2)."""
+    """One kernel w per channel, then a map across channels (ConvBERT's table 2).
+
+    ``W (sum_j w_j * x_{t + j - J // 2}) + b``.
+    """
 
     kind: Literal["depthwise_separable"] = "depthwise_separable"
 
