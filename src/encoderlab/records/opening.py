@@ -274,7 +274,9 @@ def errors_of(name: str) -> Iterator[None]:
         raise
     except EOFError:
         raise DataError(f"{name}: the compressed data ends too early; the file is truncated, fetch it again") from None
-    except (zlib.error, lzma.LZMAError, zipfile.BadZipFile, gzip.BadGzipFile) as error:
+    except gzip.BadGzipFile as error:
+        raise DataError(f"{name}: no gzip, or damaged ({error}); rename the file, or fetch it again") from None
+    except (zlib.error, lzma.LZMAError, zipfile.BadZipFile) as error:
         raise DataError(f"{name}: damaged ({error}); fetch the file again") from None
     except OSError as error:
         reason = error.strerror or f"damaged: {' '.join(str(error).split())[:120]}"

@@ -98,11 +98,26 @@ def test_columns_without_a_header_are_numbers(tmp_path):
     assert [e.label for e in task.read([path], "train").examples] == ["x", "x", "y"]
 
 
+def test_a_header_is_no_row_although_columns_are_given_by_number(tmp_path):
+    path = tmp_path / "t.csv"
+    for header, given in (("Text,LABEL", Given(text="0", label="1")), ("id,Review", Given(text="1"))):
+        path.write_text(f"{header}\na,x\nb,y\n")
+        with pytest.raises(ConfigError, match=r"t.csv: the first row is a header \('.*'\); give its names"):
+            task_of(path, given)
+    path.write_text("text of a mail,label\na,x\nb,y\n")
+    assert len(task_of(path, Given(text="0", label="1"))[0].read([path], "train")) == 3
+    path = tmp_path / "t.jsonl"
+    path.write_text(jsonl({"text": "a", "label": "x"}))
+    with pytest.raises(ConfigError, match="t.jsonl: no column '0'; choose from: label, text"):
+        task_of(path, Given(text="0", label="1"))
+
+
 def test_names_and_numbers_of_columns_do_not_mix(tmp_path):
     path = tmp_path / "t.csv"
-    path.write_text("text,label,2\na,x,p\nb,y,q\n")
+    path.write_text("first,label,2\na,x,p\nb,y,q\n")
     with pytest.raises(ConfigError, match="column 'label' is given by name and column 0 by number"):
         task_of(path, Given(text="0", label="label"))
+    path.write_text("text,label,2\na,x,p\nb,y,q\n")
     assert task_of(path, Given(text="text", pair="2", label="label"))[0].form == "classification"
 
 
@@ -195,6 +210,12 @@ def test_lists_of_labels_are_several_labels_and_lists_of_texts_refused(tmp_path)
     path.write_text('{"text": ["a", "b"], "labels": "x"}\n')
     with pytest.raises(DataError, match=r"t.jsonl:1: 'text' is a list, expected text"):
         task_of(path)
+    path.write_text('{"text": {"en": "a"}, "labels": "x"}\n')
+    with pytest.raises(DataError, match=r"t.jsonl:1: 'text' is an object, expected text"):
+        task_of(path)
+    (tmp_path / "lists.json").write_text('[["a", "x"], ["b", "y"]]')
+    with pytest.raises(DataError, match=r"lists.json: no records; give an object for each"):
+        task_of(tmp_path / "lists.json")[0].read([tmp_path / "lists.json"], "train")
 
 
 def test_a_file_without_a_label_column_is_told_so(tmp_path):

@@ -509,7 +509,8 @@ def test_a_text_of_the_command_line_has_no_label_to_write(tmp_path, capsys):
     assert "leave gold out of --with" in messages(capsys, 2, "predict", folder, "the red cat", "--with", "gold")
     path = tmp_path / "a.txt"
     path.write_text("the red cat\n")
-    assert "leave gold out of --with" in messages(capsys, 2, "predict", folder, path, "--with", "gold")
+    out = ("--out", tmp_path / "out.jsonl")
+    assert "leave gold out of --with" in messages(capsys, 2, "predict", folder, path, "--with", "gold", *out)
     for option in ("--text", "--pair"):
         assert "leave --text and --pair out" in messages(capsys, 2, "predict", folder, "the red cat", option, "a")
         assert "no column 'a'" in messages(capsys, 2, "predict", folder, path, option, "a")

@@ -25,6 +25,7 @@ from encoderlab.tasks.data.readers import (
     WordLists,
     examples,
 )
+from encoderlab.tasks.data.readers.common import TABLES
 from encoderlab.tasks.data.readers.words import columns_of_words, has_word_lines
 from encoderlab.tasks.data.task import Example, Remarks, TaggedWords, Task, Text
 from encoderlab.tasks.forms.table import FORMS, form_named
@@ -54,6 +55,11 @@ CONTEXTS = (
 ANSWERS = ("answers", "answer", "answer_text")
 QUESTIONS = ("question", "question_stem", "stem", "sent2", "query", "goal")
 IDS = ("id", "idx", "index", "guid")
+USUAL = {
+    name.lower()
+    for names in (*PAIRS, TEXTS, LABELS, WORDS, TAGS, OPTIONS, CORRECT, CONTEXTS, ANSWERS, QUESTIONS, IDS)
+    for name in names
+}
 _ALIGNED = 200  # rows that decide whether two columns contain words and their tags
 _FEW = 20  # with this few rows, each may have another label
 _SAMPLE = 2000  # examples that decide between labels and numbers, and whether tags have prefixes
@@ -207,9 +213,14 @@ def _check_given(file: _InferredFile) -> None:
     numbers = [name for name in names if name.isdecimal()]
     if numbers and numbers == names and all(columns[int(name) : int(name) + 1] == (name,) for name in numbers):
         raise ConfigError(f"{file.path}: the first row is a header of numbers; give its columns names")
+    by_number = file.suffix in TABLES
     for name in names if columns else ():  # a file with a word per line has none
-        if name not in columns and not name.isdecimal():
+        if name not in columns and not (name.isdecimal() and by_number):
             raise ConfigError(f"{file.path}: no column {name!r}{nearest(name, columns)}")
+    cells = [cell for name in numbers if name not in columns for cell in columns[int(name) : int(name) + 1]]
+    if by_number and cells and all(cell.strip().lower() in USUAL for cell in cells):
+        header = ", ".join(map(repr, cells))
+        raise ConfigError(f"{file.path}: the first row is a header ({header}); give its names, not numbers")
     number = next((name for name in names if name.isdecimal()), None)
     word = next((name for name in names if not name.isdecimal()), None)
     if number is not None and word is not None and number not in columns:

@@ -109,7 +109,7 @@ class TextForm(Form):
             )
         if self.settings.pairs is not None and self.settings.pairs != bool(pairs) and examples:
             learned, here = ("two texts", "one") if self.settings.pairs else ("one text", "two")
-            raise DataError(f"the model was trained on {learned} per example, here is {here}; give its columns")
+            raise DataError(f"the model was trained on {learned} per example, and here are {here}; give the columns")
         second: Sequence[Encoding | None] = (
             self.tokenizer.encode_batch(pairs, limit=limit) if pairs else [None] * len(examples)
         )

@@ -118,9 +118,8 @@ def text_of(record: Record, column: str, path: Path) -> str:
             f"{path}:{record.row}: no {column!r} among {', '.join(map(str, record.fields))}; correct the row"
         )
     if isinstance(value, (list, dict)):
-        raise DataError(
-            f"{path}:{record.row}: {column!r} is a {type(value).__name__}, expected text; join it to one text"
-        )
+        kind = "a list" if isinstance(value, list) else "an object"
+        raise DataError(f"{path}:{record.row}: {column!r} is {kind}, expected text; join it to one text")
     return value if isinstance(value, str) else str(value)
 
 

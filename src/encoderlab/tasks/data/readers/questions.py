@@ -96,7 +96,7 @@ class Squad(Layout):
         """SQuAD's nested JSON; a question's row is its number, from 1."""
         data = tables.document(path)
         if not isinstance(data, dict) or not isinstance(data.get("data"), list):
-            raise DataError(f"{path}: no list 'data'; expected SQuAD's form: data, paragraphs, qas")
+            raise DataError(f"{path}: no records; give an object for each, or SQuAD's form: data, paragraphs, qas")
         for article in data["data"]:
             for paragraph in article["paragraphs"]:
                 for qa in paragraph["qas"]:
