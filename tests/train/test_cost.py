@@ -56,6 +56,7 @@ def test_a_token_costs_what_torch_counts(name: str, changes: dict[str, Any]) -> 
 
 
 C2P = replace(recipe("deberta-tiny").model.encoder.position, terms=("c2p",))  # p2c's products read all tokens
+PAIRS = ((0, 0), (1, 1), (2, 2))
 
 
 @pytest.mark.parametrize(
@@ -67,12 +68,13 @@ C2P = replace(recipe("deberta-tiny").model.encoder.position, terms=("c2p",))  # 
         ("causal", "transformer-xl-tiny", {"adaptive": Adaptive(cutoffs=(400,), divisor=2)}, None),
         ("distill", "distilbert-tiny", {}, resized(recipe("deberta-tiny").model, position=C2P)),
         ("distill", "deberta-tiny", {"position": C2P}, recipe("xlnet-tiny").model),
+        ("matching", "distilbert-tiny", {"layers": 2}, resized(recipe("bert-tiny").model, width=64)),
     ],
 )
 def test_unusual_networks_cost_what_torch_counts(
     kind: str, name: str, changes: dict[str, Any], teacher: ModelConfig | None
 ) -> None:
-    """Forward passes of full rows. Of an adaptive softmax only the first cluster is counted, with most targets."""
+    """A step with full rows. Of an adaptive softmax only the first cluster is counted, with most targets."""
     model = resized(recipe(name).model, vocab=500, **changes)
     model = replace(model, mask_decoder=0) if name == "deberta-v2-tiny" else model
     second = None if teacher is None else resized(teacher, vocab=500)
@@ -80,17 +82,20 @@ def test_unusual_networks_cost_what_torch_counts(
     settings = {
         "mlm": MLMSettings(masking=masking),
         "causal": CausalSettings(),
-        "distill": DistillSettings(masking=masking, at="masked", mlm_weight=0.0, cosine_weight=0.0),
+        "distill": DistillSettings(masking=masking, at="masked", mlm_weight=0.0),
+        "matching": DistillSettings(
+            masking=masking, logits_weight=0.0, cosine_weight=0.0, hidden_weight=1.0, attention_weight=1.0, match=PAIRS
+        ),
     }[kind]
     vocabulary = Vocabulary(size=500, pad=0, mask=4, special=(0, 1, 2, 3, 4), counts=np.ones(500))
     networks = [Model(config).initialize(0) if config else None for config in (model, second)]
-    objective = settings.build(*networks, vocabulary).double().eval()
+    objective = settings.build(*networks, vocabulary).double().train()
     length = 64 + (kind == "causal")
     batch = objective.make_batch([row for row in make_rows(96, length) if len(row) == length], seed=1)
     with FlopCounterMode(display=False) as counter:
-        objective(batch)
-    trained = settings.operations(model, None, 64)
-    expected = trained / 3 + settings.operations(model, second, 64) - trained
+        terms, _ = objective(batch)
+        torch.stack([term.sum for term in terms.values()]).sum().backward()
+    expected = settings.operations(model, second, 64)
     assert counter.get_total_flops() / batch.num_tokens == pytest.approx(expected, rel=0.025)
 
 

@@ -103,6 +103,15 @@ def whole_forward(config: ModelConfig, length: int, *, predicted: float, memory:
     return total
 
 
+def attention_scores(encoder: EncoderConfig, length: int) -> float:
+    """Operations per token of computing a layer's attention scores again
+    (:meth:`encoderlab.nn.encoder.Encoder.attention_scores`), its maps included.
+    """
+    inner, position = encoder.attention_width, encoder.position
+    distances = position.products * _distances(encoder, length, 0)
+    return 6.0 * encoder.width * inner + 2.0 * inner * (length + distances)
+
+
 def spared(config: ModelConfig, length: int, *, predicted: float) -> float:
     """Operations per token that a forward pass saves when the loss needs only the ``predicted`` tokens.
 

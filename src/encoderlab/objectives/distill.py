@@ -105,11 +105,16 @@ class DistillSettings(Settings):
 
     def operations(self, model: ModelConfig, second: ModelConfig | None, length: int) -> float:
         masked = self.masking.mean_rate if self.mlm_weight else 0.0
+        matched = sum(own > 0 for own, _ in self.match) if self.attention_weight else 0
         student = flops.whole_forward(model, length, predicted=self.compared + masked)  # each has a vocabulary head
-        total = (1 + flops.BACKWARD) * student
-        if second is not None:
-            total += flops.whole_forward(second, length, predicted=self.compared)
-        return total
+        student += matched * flops.attention_scores(model.encoder, length)
+        if second is None:
+            return (1 + flops.BACKWARD) * student
+        widths = model.encoder.width, second.encoder.width
+        if self.hidden_weight and widths[0] != widths[1]:
+            student += len(self.match) * 2.0 * widths[0] * widths[1]
+        teacher = flops.whole_forward(second, length, predicted=self.compared)
+        return (1 + flops.BACKWARD) * student + teacher + matched * flops.attention_scores(second.encoder, length)
 
 
 class Distill(Objective):
