@@ -245,11 +245,20 @@ def test_stochastic_count_has_the_rate_as_its_mean() -> None:
     assert set(counts) == {7, 8} and abs(counts.mean() - 7.5) < 0.06
 
 
+@pytest.mark.parametrize(("rate", "final"), [(0.3, 0.1), (0.1, 0.3), (0.2, 0.2)])
+@pytest.mark.parametrize("most", [None, 5, 20, 30, 200])
+def test_the_mean_share_is_that_of_the_limited_counts(rate: float, final: float, most: int | None) -> None:
+    rule = Masking(rate=rate, final_rate=final, most=most)
+    row, number = make_row(0, length=100), 500
+    chosen = sum(len(corruptor(rule)(replace(row, progress=n / number), 1).positions) for n in range(number))
+    assert rule.mean_share(100) == pytest.approx(chosen / 100 / number, abs=1e-3)
+
+
 @unit_names
 def test_the_rate_changes_in_a_line(unit: Unit) -> None:
     """The row alone says where in the training it stands; a row outside training has the final rate."""
     rule = Masking(unit=unit, rate=0.4, final_rate=0.1)
-    assert rule.mean_rate == 0.25 and Masking(rate=0.3).mean_rate == 0.3
+    assert rule.mean_share(200) == 0.25 and Masking(rate=0.3).mean_share(200) == 0.3
     row = make_row(1, 200, word_share=1.0)
     for progress, rate in ((0.0, 0.4), (0.5, 0.25), (1.0, 0.1)):
         shown = corruptor(rule)(replace(row, progress=progress), 7)

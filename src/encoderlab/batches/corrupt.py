@@ -145,10 +145,13 @@ class Masking(Bounded):
         """The rate at the end of a training."""
         return self.rate if self.final_rate is None else self.final_rate
 
-    @property
-    def mean_rate(self) -> float:
-        """The rate on average over a training."""
-        return (self.rate + self.last_rate) / 2
+    def mean_share(self, length: int) -> float:
+        """The share of the tokens of full rows of ``length`` that is chosen, on average over a training."""
+        low, high = sorted((self.rate, self.last_rate))
+        limit = high if self.most is None else self.most / length
+        if limit >= high:
+            return (low + high) / 2
+        return limit if limit <= low else limit - (limit - low) ** 2 / 2 / (high - low)
 
     def rates(self, progress: np.ndarray) -> np.ndarray:
         """The rate of each row, from the share of the training before it, (n,)."""

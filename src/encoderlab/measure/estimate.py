@@ -91,7 +91,7 @@ def _memory(recipe: Recipe, phase: Phase, network: ModelConfig, parameters: int)
         phase.length,
         predicted=flops.usual_share(network),
         memory=getattr(recipe.objective, "memory", 0),
-        compared=recipe.objective.compared,
+        compared=recipe.objective.compared(phase.length),
     ).total
 
 

@@ -55,8 +55,6 @@ class Settings(Bounded, ABC):
     """Base class for the settings of an objective, with the methods that each kind must define or may override."""
 
     kind: str
-    compared: float = 0.0
-    """The share of tokens at which logits are compared with those of a second network."""
     needs_generator: ClassVar[bool] = False
     """Whether the second network is a generator, which is part of the recipe."""
     reads_backwards: ClassVar[bool] = False
@@ -111,6 +109,12 @@ class Settings(Bounded, ABC):
                 f"every second row of xlnet_streams runs backwards, which {self.kind!r} would read as forwards; set "
                 "format.both_directions to false"
             )
+
+    def compared(self, length: int) -> float:
+        """The share of tokens at which logits are compared with those of a second network, in full rows of
+        ``length``.
+        """
+        return 0.0
 
     @property
     def masking_changes(self) -> bool:

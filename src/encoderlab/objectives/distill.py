@@ -97,23 +97,22 @@ class DistillSettings(Settings):
         settings = replace(self, student_from=()) if continued else self
         return Distill(model, second, settings, vocabulary, seed=seed)
 
-    @property
-    def compared(self) -> float:  # type: ignore[override]
+    def compared(self, length: int) -> float:
         if not self.logits_weight:
             return 0.0
-        return 1.0 if self.at == "real" else self.masking.mean_rate
+        return 1.0 if self.at == "real" else self.masking.mean_share(length)
 
     def operations(self, model: ModelConfig, second: ModelConfig | None, length: int) -> float:
-        masked = self.masking.mean_rate if self.mlm_weight else 0.0
+        masked, compared = self.masking.mean_share(length) if self.mlm_weight else 0.0, self.compared(length)
         matched = sum(own > 0 for own, _ in self.match) if self.attention_weight else 0
-        student = flops.whole_forward(model, length, predicted=self.compared + masked)  # each has a vocabulary head
+        student = flops.whole_forward(model, length, predicted=compared + masked)  # each has a vocabulary head
         student += matched * flops.attention_scores(model.encoder, length)
         if second is None:
             return (1 + flops.BACKWARD) * student
         widths = model.encoder.width, second.encoder.width
         if self.hidden_weight and widths[0] != widths[1]:
             student += len(self.match) * 2.0 * widths[0] * widths[1]
-        teacher = flops.whole_forward(second, length, predicted=self.compared)
+        teacher = flops.whole_forward(second, length, predicted=compared)
         return (1 + flops.BACKWARD) * student + teacher + matched * flops.attention_scores(second.encoder, length)
 
 

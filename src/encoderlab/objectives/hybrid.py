@@ -48,7 +48,7 @@ class HybridSettings(Settings):
         return Hybrid(model, self, vocabulary)
 
     def operations(self, model: ModelConfig, second: ModelConfig | None, length: int) -> float:
-        predicted = self.causal + (1 - self.causal) * self.masking.mean_rate
+        predicted = self.causal + (1 - self.causal) * self.masking.mean_share(length)
         return flops.training(model, length, predicted=predicted)
 
 

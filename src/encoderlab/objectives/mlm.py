@@ -52,7 +52,7 @@ class MLMSettings(Settings):
         return MLM(model, self, vocabulary)
 
     def operations(self, model: ModelConfig, second: ModelConfig | None, length: int) -> float:
-        return masked_operations(model, length, self.masking.mean_rate)
+        return masked_operations(model, length, self.masking.mean_share(length))
 
     def check(self, model: ModelConfig, format: Format, lengths: Sequence[int]) -> None:
         super().check(model, format, lengths)

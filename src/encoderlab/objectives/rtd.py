@@ -72,7 +72,7 @@ class RTDSettings(Settings):
 
     def operations(self, model: ModelConfig, second: ModelConfig | None, length: int) -> float:
         assert second is not None
-        rate = self.masking.mean_rate
+        rate = self.masking.mean_share(length)
         shares = {"replaced": 0.0, "replaced_masked": 0.0, "original_masked": rate, "original_all": 1.0}
         discriminator = flops.whole_forward(model, length, predicted=shares[self.predict])
         return (1 + flops.BACKWARD) * discriminator + masked_operations(second, length, rate)
