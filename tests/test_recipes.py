@@ -23,6 +23,7 @@ from encoderlab.commands import settings
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
 from encoderlab.models.base import resized
+from encoderlab.nn.heads import Pooler
 from encoderlab.objectives.causal import CausalSettings
 from encoderlab.objectives.distill import DistillSettings
 from encoderlab.objectives.mlm import MLM, MLMSettings
@@ -294,6 +295,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "bert-mini",
         {"model": replace(models.config("bert-mini"), mask_decoder=512)},
         "needs disentangled positions",
+    ),
+    "a pair head beside a mask decoder": (
+        "deberta-mini",
+        {"model": replace(models.config("deberta-mini"), pooler=Pooler(), pair=True)},
+        "set model.pair to false, or model.mask_decoder to 0",
     ),
     "permutation on absolute positions": (
         "xlnet-mini",

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ from encoderlab.batches.corrupt import Masking
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
 from encoderlab.models.base import resized
-from encoderlab.nn.heads import Pooler
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Objective
 from encoderlab.objectives.mlm import MLM, MLMSettings
@@ -102,9 +100,6 @@ def test_weights_that_are_none_are_refused(weight: float) -> None:
 
 
 def test_senseless_pairs_are_refused(vocabulary) -> None:
-    decoded = Model(replace(small("deberta-tiny"), pooler=Pooler(), pair=True)).initialize(0)
-    with pytest.raises(ConfigError, match="the pair head reads the last layer.*; set model.pair to false, or model"):
-        MLM(decoded, MLMSettings(), vocabulary)
     with pytest.raises(ConfigError, match="LM head"):
         MLM(build("electra-tiny"), MLMSettings(), vocabulary)
     with pytest.raises(ConfigError, match="word table"):

@@ -56,6 +56,11 @@ class MLMSettings(Settings):
 
     def check(self, model: ModelConfig, format: Format, lengths: Sequence[int]) -> None:
         super().check(model, format, lengths)
+        if model.pair and model.mask_decoder:
+            raise ConfigError(
+                "the pair head reads the last layer, as in fine-tuning, but a mask decoder takes its place in "
+                "pretraining; set model.pair to false, or model.mask_decoder to 0"
+            )
         if isinstance(format, SegmentPairs) and not model.pair:
             log.info("rows are pairs, but the model has no sentence-pair head: the pair label is not trained")
 
@@ -165,11 +170,6 @@ class MLM(Objective):
                 "masked language modelling needs attention to both sides; choose the causal objective for this model"
             )
         check_stem(model)
-        if model.pair is not None and model.mask_positions is not None:
-            raise ConfigError(
-                "the pair head reads the last layer, as in fine-tuning, but a mask decoder takes its place in "
-                "pretraining; set model.pair to false, or model.mask_decoder to 0"
-            )
         self.model, self.settings = model, settings
         self.masker = Masker(settings.masking, vocabulary)
 

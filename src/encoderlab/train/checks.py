@@ -26,12 +26,12 @@ def check(recipe: Recipe) -> None:
     lengths = [phase.length for phase in recipe.phases]
     _check_generator(recipe)
     _check_masking(recipe)
+    _check_decoders(recipe)
     for length in lengths:
         recipe.format.check(length)
     recipe.objective.check(recipe.model, recipe.format, lengths)
     if isinstance(recipe.format, StreamFormat):
         _check_streams(recipe)
-    _check_decoders(recipe)
     _check_lengths(recipe)
     if not isinstance(recipe.objective, DistillSettings):  # a teacher's architecture is not part of the recipe
         with torch.device("meta"):
