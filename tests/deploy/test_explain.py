@@ -12,6 +12,7 @@ import torch
 for package in ("starlette", "uvicorn", "httptools", "orjson", "prometheus_client"):
     pytest.importorskip(package)
 
+from encoderlab.deploy.serve import handlers  # noqa: E402
 from encoderlab.deploy.serve.service import Service  # noqa: E402
 from encoderlab.deploy.serve.texts import Refused  # noqa: E402
 from encoderlab.deploy.serve.why import ExplanationRequest  # noqa: E402
@@ -161,7 +162,7 @@ def test_heads_whose_ends_depend_on_the_start_show_attention_alone() -> None:
     assert explained(service, "who ?", TEXT, method="attention")["heads"] == 2
 
 
-def test_a_server_explains_and_goes_on() -> None:
+def test_a_server_explains_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     predictor = with_head(Classification(labels=3), ("good", "bad", "so-so"))
     with serving(predictor.model, predictor) as asked:
         status, found, headers = asked("/explain", {"inputs": TEXT, "steps": 4})
@@ -172,4 +173,14 @@ def test_a_server_explains_and_goes_on() -> None:
         assert (status, found["error_type"]) == (422, "Validation") and "is none of" in found["error"]
         assert asked("/explain", {"inputs": TEXT, "steps": 0})[0] == 422
         assert asked("/explain", {"inputs": [TEXT, TEXT, TEXT]})[0] == 422
+        long = {"inputs": "cat " * 400}
+        assert asked("/explain", long | {"method": "gradients", "steps": 1})[0] == 200
+        for method, steps, tokens in (("words", 1, "161,603"), ("gradients", 128, "52,390")):
+            with monkeypatch.context() as patch:
+                patch.setattr(handlers, "EXPLAINED", 50_000)
+                status, found, _ = asked("/explain", long | {"method": method, "steps": steps})
+                assert status == 422 and f"would read {tokens} tokens, at most 50,000" in found["error"]
+        monkeypatch.setattr(handlers, "ATTENDED", 402)
+        status, found, _ = asked("/explain", long | {"method": "attention"})
+        assert status == 422 and "403 tokens, attention is shown of at most 402" in found["error"]
         assert asked("/predict", {"inputs": TEXT})[0] == 200

@@ -368,6 +368,10 @@ def test_options_are_ranked() -> None:
         assert [x["index"] for x in told] == [x["index"] for x in found]
         assert "reranker" in asked("/info")[1]["model_type"]
         assert asked("/rerank", body | {"truncate": False})[0] == 422
+        sizes, compute = [], asked.server.engine.compute
+        asked.server.engine.compute = lambda kind, works: (sizes.append(sum(map(len, works))), compute(kind, works))[1]
+        assert len(asked("/rerank", body | {"texts": ["the cat sat on the mat ."] * 200})[1]) == 200
+        assert max(sizes) <= asked.server.engine.queue.budget < sum(sizes)  # many batches, however many the options
         for path in ("/", "/predict"):
             status, found, _ = asked(path, {"inputs": "red"})
             assert status == 424 and "POST /rerank takes" in found["error"]

@@ -22,6 +22,8 @@ from encoderlab.tasks.forms.plain_words import words_of
 Handler = Callable[[Any, Call], Awaitable[Any]]
 RIGHT = ("Right", "right")  # where texts are cut by default
 GUESSES = 10_000  # of all masks of a request; of texts of 500 tokens they take 1.3 s, and 36 MB of JSON
+EXPLAINED = 65_536  # tokens of all sequences of an explanation; other requests wait for it
+ATTENDED = 1024  # tokens whose attention is shown: a number for every two of them
 
 
 class Handlers:
@@ -222,8 +224,7 @@ class Handlers:
             raise Problem(422, "options are cut at the end; leave truncate and truncation_direction out")
         example = Choice(id="", question=question, options=tuple(options))
         works, _ = await call.prepared(lambda: self.service.items([example]))
-        (scores,) = await call.computed(works)
-        return np.asarray(scores, np.float64)
+        return np.concatenate(await call.computed(works)).astype(np.float64)
 
     async def rerank(self, body: shapes.Rerank | shapes.CohereRerank, call: Call) -> Any:
         """text-embeddings-inference's ``/rerank``, or that of vLLM, which is Cohere's."""
@@ -349,8 +350,17 @@ class Handlers:
         )
         longest = self.service.longest
         sizes = await call.prepared(lambda: [len(x) for x in self.service.tokenizer.encode_batch(texts)])
-        works = Works("explain", [asked], [min(sum(sizes) + 3, longest) * asked.cost])
-        (explanation,) = await call.computed(works)
+        size = min(sum(sizes) + 3, longest)
+        tokens = size * asked.cost
+        if body.method == "attention" and size > ATTENDED:
+            raise Problem(422, f"{size:,} tokens, attention is shown of at most {ATTENDED:,}; send a shorter text")
+        if tokens > EXPLAINED:
+            raise Problem(
+                422,
+                f"the explanation would read {tokens:,} tokens, at most {EXPLAINED:,} are read; send a shorter text, "
+                "fewer steps, or another method",
+            )
+        (explanation,) = await call.computed(Works("explain", [asked], [tokens]))
         return rounded(explanation)
 
     # Tokens

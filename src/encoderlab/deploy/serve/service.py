@@ -171,10 +171,13 @@ class Service:
         return np.array([index for index in ids if index not in (special.cls, special.sep)], np.int64)
 
     def items(self, examples: Sequence[Any]) -> tuple[Works, list[Item]]:
-        """The sequences of examples of the model's form."""
+        """The sequences of examples of the model's form; those of options are works of their own, so that a request of
+        many options is many batches."""
         assert self.predictor is not None
-        items = self.predictor.form.items(examples)
-        return Works("scores", list(items), [len(item) for item in items]), items
+        items = works = self.predictor.form.items(examples)
+        if self.columns == "options":
+            works = [Item(item.example, (option,)) for item in items for option in item.sequences]
+        return Works("scores", list(works), [len(work) for work in works]), items
 
     def cut(self, texts: Sequence[str], tokens: int) -> list[str]:
         """The first tokens of each text."""
