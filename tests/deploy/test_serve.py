@@ -16,6 +16,7 @@ for package in ("starlette", "uvicorn", "httptools", "orjson", "prometheus_clien
 
 from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
 
+from encoderlab.deploy.serve import handlers  # noqa: E402
 from encoderlab.deploy.serve.http import Guard  # noqa: E402
 from encoderlab.inference import encode, fill_mask  # noqa: E402
 from encoderlab.interchange import huggingface  # noqa: E402
@@ -72,6 +73,14 @@ def test_a_request_gets_so_many_guesses_and_no_more(pretrained: Asked) -> None:
     assert f"140 masks with {size} guesses each are more than 10000 guesses" in found["error"]
     few = {"top_k": 1000, "targets": ["cat", "dog"]}
     assert pretrained("/", {"inputs": ["[MASK] " * 70] * 2, "parameters": few})[0] == 200
+
+
+def test_a_request_gets_so_many_states_and_no_more(pretrained: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handlers, "STATES", 12 * 64)
+    assert pretrained("/embed_all", {"inputs": [TEXTS[0]]})[0] == 200
+    status, found, _ = pretrained("/embed_all", {"inputs": [TEXTS[0], TEXTS[2]]})
+    assert status == 422 and "the states have 832 numbers, at most 768 are sent; send fewer texts" in found["error"]
+    assert pretrained("/embed", {"inputs": [TEXTS[0], TEXTS[2]]})[0] == 200
 
 
 def test_tokens_and_their_places(pretrained: Asked) -> None:

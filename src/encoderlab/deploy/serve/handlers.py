@@ -22,6 +22,7 @@ from encoderlab.tasks.forms.plain_words import words_of
 Handler = Callable[[Any, Call], Awaitable[Any]]
 RIGHT = ("Right", "right")  # where texts are cut by default
 GUESSES = 10_000  # of all masks of a request; of texts of 500 tokens they take 1.3 s, and 36 MB of JSON
+STATES = 2**24  # numbers of all states of a request, 180 MB of JSON
 EXPLAINED = 65_536  # tokens of all sequences of an explanation; other requests wait for it
 ATTENDED = 1024  # tokens whose attention is shown: a number for every two of them
 
@@ -81,7 +82,11 @@ class Handlers:
             prompt = self.service.prompts.before(getattr(body, "prompt_name", None))
             return self.service.texts(kind, texts, truncate=truncate, side=side, prompt=prompt)  # type: ignore[arg-type]
 
-        return await call.computed(await call.prepared(make))
+        works: Works = await call.prepared(make)
+        numbers = sum(works.tokens) * self.service.model.config.encoder.width
+        if kind == "tokens" and numbers > STATES:
+            raise Problem(422, f"the states have {numbers:,} numbers, at most {STATES:,} are sent; send fewer texts")
+        return await call.computed(works)
 
     def _finished(self, vectors: list[np.ndarray], dimensions: int | None, normalize: bool) -> np.ndarray:
         """The first ``dimensions`` of the vectors, scaled to length 1."""
