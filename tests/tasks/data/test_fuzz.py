@@ -9,7 +9,7 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from encoderlab.errors import ConfigError, DataError
@@ -57,6 +57,7 @@ def files(draw: st.DrawFn) -> tuple[str, bytes]:
 
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@example(file=("mine.csv", b"label,label\n"), form=None, text=None)
 @given(file=files(), form=st.none() | st.sampled_from(sorted(FORMS)), text=st.none() | st.sampled_from(HEADERS))
 def test_a_file_is_a_task_or_an_error_of_one_line(file, form, text, tmp_path: Path) -> None:
     path = tmp_path / file[0]

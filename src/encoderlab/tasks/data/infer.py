@@ -376,7 +376,7 @@ def _texts(file: _InferredFile) -> _Inferred:
         text = first or file.find(TEXTS)
         pair = pair or second
     if text is None and len(columns) == 2 and label is not None:
-        text = next(name for name in columns if name != label)
+        text = next((name for name in columns if name != label), None)
     if not columns and not file.suffix_tells:
         raise DataError(f"{path}: unknown format; rename the file to end in .csv, .tsv, .jsonl or .parquet")
     if not columns:

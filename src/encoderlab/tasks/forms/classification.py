@@ -45,22 +45,31 @@ NO_LABEL = (*GAPS, "-1", "-1.0")  # values of test files instead of a label
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassificationSettings(TextSettings):
-    """Settings of classification.
+class LabelSettings(TextSettings):
+    """Settings of learning one label per text, also for forms that derive from classification.
 
     Args:
         balance: for rare classes in training: ``weights`` multiplies the loss of an example by n / (C n_c), for n
             examples of C classes and n_c examples of its class; ``sampling`` repeats examples until all classes have as
             many as the most frequent one.
         smoothing: the share of the target that is spread evenly over all classes (Szegedy et al., 2016, section 7).
+    """
+
+    balance: Literal["none", "weights", "sampling"] = "none"
+    smoothing: Rate = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassificationSettings(LabelSettings):
+    """Settings of classification.
+
+    Args:
         precision: of two labels, the second one (1 of 0 and 1, pos of neg and pos) is predicted if its probability
             exceeds a threshold, which is chosen on the development set to reach this precision there.
         recall: the same for a recall; one of the two can be set.
     """
 
     kind: Literal["classification"] = "classification"
-    balance: Literal["none", "weights", "sampling"] = "none"
-    smoothing: Rate = 0.0
     precision: PositiveShare | None = None
     recall: PositiveShare | None = None
 
@@ -88,7 +97,7 @@ class ClassificationForm(TextForm):
     collapses = True
     no_label = ", or give --form multilabel if it means no label"
     learned = ("cut", "weights")
-    settings: ClassificationSettings
+    settings: LabelSettings
 
     # Data
 
@@ -115,7 +124,7 @@ class ClassificationForm(TextForm):
 
     @classmethod
     def decided(cls, task: Task, settings: FormSettings) -> Task:
-        if Goal.of(settings) is None:
+        if not isinstance(settings, ClassificationSettings) or Goal.of(settings) is None:
             return task
         if len(task.labels or ()) != 2:
             raise ConfigError(
@@ -222,7 +231,7 @@ class ClassificationForm(TextForm):
         return Predictions(values=values, details=details, threshold=self.threshold)
 
     def choose_threshold(self, examples: Sequence[Example], predictions: Predictions) -> str:
-        if (goal := Goal.of(self.settings)) is None:
+        if not isinstance(self.settings, ClassificationSettings) or (goal := Goal.of(self.settings)) is None:
             return ""
         positive = tuple(self.index)[1]
         probabilities = np.array([detail["probabilities"][1] for detail in predictions.details])
