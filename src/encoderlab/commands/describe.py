@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -75,19 +76,20 @@ def _show(described: dict[str, Any], root: Node) -> None:
             ("encoder", f"{parameters['encoder']:,}"),
             ("  embeddings", f"{parameters['embeddings']:,}"),
             ("  layers", f"{parameters['layers']:,}"),
-            ("with pretraining heads", f"{parameters['pretraining']:,}"),
+            ("with its heads", f"{parameters['pretraining']:,}"),
         ],
         caption=f"heads: {heads}" if heads else None,
     )
     rows = [(part, f"{count / 1e6:.2f}", f"{3 * count / 1e6:.2f}") for part, count in flops["forward"].items()]
     rows.append(("total", f"{flops['forward_total'] / 1e6:.2f}", f"{flops['training_total'] / 1e6:.2f}"))
-    other = flops["electra_convention"]
+    other, lm = flops["electra_convention"], "lm" in parameters["heads"]
+    predicted = f", LM head on {flops['predicted']:.0%} of tokens" if lm else ""
     terminal.table(
         f"Million operations per token, rows of {flops['length']}",
         ["part", "forward", "training"],
         rows,
-        caption=f"a multiply-add is 2, backward is twice forward, LM head on {flops['predicted']:.0%} of tokens; "
-        f"ELECTRA's convention: {other['forward'] / 1e6:.2f} forward, {other['training'] / 1e6:.2f} training",
+        caption=f"a multiply-add is 2, backward is twice forward{predicted}; ELECTRA's convention: "
+        f"{other['forward'] / 1e6:.2f} forward, {other['training'] / 1e6:.2f} training",
     )
     parts = ("weights", "gradients", "optimizer", "activations")
     causes = ", ".join(f"{part} {memory[part] / 2**20:,.0f}" for part in parts)
@@ -96,7 +98,7 @@ def _show(described: dict[str, Any], root: Node) -> None:
         f"estimated for our kernels: {memory['total'] / 2**20:,.0f} MiB ({causes})"
     )
     terminal.say()
-    terminal.say(described["about"])
+    terminal.say(re.sub(r"(:\w+:)?`+([^`]+)`+", r"\2", described["about"]))  # without the marks of docstrings
 
 
 def _grow(branch: Any, node: Node) -> None:
