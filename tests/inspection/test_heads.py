@@ -265,9 +265,11 @@ def test_the_verb_prunes_what_was_pretrained_and_what_was_fine_tuned(tmp_path: P
     assert "| mlm |" in (tmp_path / "half/pruning.md").read_text()
     assert "choose another folder" in messages(capsys, 2, *words)
     (tmp_path / "texts").mkdir()
-    for name, message in (("none", "no such file; give a corpus, or a file"), ("texts", "is a folder; give a file")):
+    missing = "no such file; give a corpus, or a file"
+    for name, message in (("none", missing), ("texts", "is a folder; give a file")):
         other = (*words[:2], tmp_path / "x", *words[3:-1], tmp_path / name)
         assert f"{tmp_path / name}: {message}" in messages(capsys, 3, *other)
+    assert missing in messages(capsys, 3, *other[:-1], "the cats are here " * 99)  # too long for the name of a file
     rows = "".join(f"the {one} cat,{'good' if n % 3 else 'bad'}\n" for n, one in enumerate(WORDS * 2))
     for name in ("reviews.csv", "dev.csv"):
         (tmp_path / name).write_text("text,label\n" + rows)

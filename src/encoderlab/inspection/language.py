@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -79,6 +80,8 @@ def _length(model: Model) -> int:
 
 def _texts(tokenizer: Tokenizer, source: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Ids and word starts of the texts of a corpus or a file."""
+    if not os.path.exists(source):
+        raise DataError(f"{source:.80}: no such file; give a corpus, or a file with one text per line")
     if (Path(source) / MANIFEST).is_file():
         corpus = Corpus(Path(source), split="validation")
         verify(source, "validation")
@@ -90,8 +93,6 @@ def _texts(tokenizer: Tokenizer, source: str) -> Iterator[tuple[np.ndarray, np.n
             document = corpus.document(number)
             yield np.asarray(document.ids, np.int64), document.word_starts
         return
-    if not Path(source).exists():
-        raise DataError(f"{source:.80}: no such file; give a corpus, or a file with one text per line")
     for sentence in sentences(source, 1 << 30):
         encoding = tokenizer.encode(sentence.text)
         yield np.asarray(encoding.ids, np.int64), encoding.word_starts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -35,8 +36,8 @@ from encoderlab.train.stored import StoredTensors
 
 def pretrain(
     recipe: Recipe,
-    corpus: Path,
-    out: Path,
+    corpus: str | os.PathLike[str],
+    out: str | os.PathLike[str],
     *,
     session: Budget | None = None,
     branch_from: Path | None = None,
@@ -56,6 +57,7 @@ def pretrain(
         DataError: the corpus is too small, one of its files has changed (all are hashed, about a second per GB), or the
             checkpoints of a finished run are missing.
     """
+    corpus, out = Path(corpus), Path(out)
     recipe = _pinned(recipe, out)
     check(recipe)
     if recipe.evaluation.pairs is not None and score is None:

@@ -94,8 +94,8 @@ def test_columns_of_passages_are_given(tmp_path):
 def test_columns_without_a_header_are_numbers(tmp_path):
     path = tmp_path / "t.tsv"
     path.write_text("x\tgood thing\nx\tbad thing\ny\tother\n")
-    task, _ = task_of(path, Given(text="1", label="0"))
-    assert [e.label for e in task.read([path], "train").examples] == ["x", "x", "y"]
+    task, _ = task_of(str(path), Given(text="1", label="0"))
+    assert [e.label for e in task.read([str(path)], "train").examples] == ["x", "x", "y"]
 
 
 def test_a_header_is_no_row_although_columns_are_given_by_number(tmp_path):

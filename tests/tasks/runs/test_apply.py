@@ -7,6 +7,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from encoderlab.interchange import folder as folders
 from encoderlab.tasks.data import suites
 from encoderlab.tasks.data.readers import Columns
 from encoderlab.tasks.data.splits import completed
+from encoderlab.tasks.data.task import Text
 from encoderlab.tasks.forms.best_spans import average_answers
 from encoderlab.tasks.forms.objective import form_of, with_head
 from encoderlab.tasks.forms.span import SpanForm
@@ -500,6 +502,16 @@ def test_predictions_hold_the_text_and_the_label_on_request(name, record, text, 
     assert {key: full[key] for key in plain} == plain
     (only,) = answer(capsys, "predict", folder, path, "--with", "gold")[0]["predictions"]
     assert set(only) == set(plain) | {"gold"}
+
+
+def test_what_is_no_example_is_not_predicted(tmp_path):
+    predictor = predictor_of(saved(suites.task("sst2"), tmp_path / "model"))
+    wrong: Any
+    for wrong, named in ((["the red cat"], "'the red cat'"), ("cat", "'c'"), (None, "None"), ([None], "None")):
+        with pytest.raises(ConfigError, match=f"predict got {named}, expected examples such as Text"):
+            predictor.predict(wrong)
+    texts = [Text(id=str(n), text=text) for n, text in enumerate(("the red cat", "a cat"))]
+    assert predictor.predict(iter(texts)).values == predictor.predict(texts).values
 
 
 def test_a_text_of_the_command_line_has_no_label_to_write(tmp_path, capsys):

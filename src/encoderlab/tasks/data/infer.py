@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -84,14 +85,14 @@ class Given:
     skip_unlabelled: bool = False
 
 
-def task_of(path: Path, given: Given | None = None) -> tuple[Task, str]:
+def task_of(path: str | os.PathLike[str], given: Given | None = None) -> tuple[Task, str]:
     """The task in ``path``, and one line about what was inferred.
 
     Raises:
         ConfigError: a given form or column does not fit the file.
         DataError: the form cannot be inferred; the message says how to give it.
     """
-    given = given or Given()
+    given, path = given or Given(), Path(path)
     remarks = Remarks(path)
     file = _InferredFile(path, tables.columns(path, remarks), given)
     _check_given(file)

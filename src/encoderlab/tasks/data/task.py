@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,7 +139,7 @@ class Task:
         unread += tuple(f"{paths[0]}: read, but not {other}; give its folder with --data" for other in others)
         return dataclasses.replace(loaded, remarks=loaded.remarks + unread)
 
-    def read(self, paths: Sequence[Path], split: str, *, skip_unlabelled: bool = False) -> Split:
+    def read(self, paths: Sequence[str | os.PathLike[str]], split: str, *, skip_unlabelled: bool = False) -> Split:
         """Read ``paths`` as one split and check every label.
 
         A split named ``test...`` may be unlabelled, or count as unlabelled (:meth:`Form.unlabelled`). In other splits
@@ -148,12 +149,13 @@ class Task:
             DataError: a file or row that cannot be used, an unknown label, duplicate ids, no label in ``train`` or
                 ``dev``.
         """
+        files = [Path(path) for path in paths]
         examples: list[Example] = []
         remarks: list[str] = []
         digest = hashlib.sha256()
         seen: dict[str, str] = {}
         first = 0
-        for path in paths:
+        for path in files:
             digest.update(path.read_bytes())
             notes = Remarks(path, first)
             for example in self._read(split, path, notes):
@@ -174,16 +176,16 @@ class Task:
             first = notes.number + 1
         if not examples:
             why = f" ({'; '.join(remarks)})" if remarks else ""
-            raise DataError(f"{', '.join(map(str, paths))}: 0 examples{why}; give a file with at least one row")
+            raise DataError(f"{', '.join(map(str, files))}: 0 examples{why}; give a file with at least one row")
         if split.startswith("test") and (without := FORMS[self.form].unlabelled(self, examples)) is not None:
             examples, why = without
-            remarks.append(f"{paths[0].name}: {why}; read as a test file without labels")
+            remarks.append(f"{files[0].name}: {why}; read as a test file without labels")
         elif split.startswith("test") and all(map(is_unlabelled, examples)):
-            remarks.append(f"{paths[0].name}: no label in any row, {self._where_labels_are(paths[0])}")
+            remarks.append(f"{files[0].name}: no label in any row, {self._where_labels_are(files[0])}")
         return Split(
             name=split,
             examples=tuple(examples),
-            files=tuple(str(path) for path in paths),
+            files=tuple(map(str, files)),
             sha256=digest.hexdigest(),
             remarks=tuple(remarks),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -162,7 +163,7 @@ def finetune(
     task: Task,
     splits: Mapping[str, Split],
     recipe: FinetuneRecipe,
-    out: Path,
+    out: str | os.PathLike[str],
     *,
     about: Mapping[str, Any] | None = None,
     session: Budget | None = None,
@@ -190,7 +191,7 @@ def finetune(
         ConfigError, DataError, Stopped, Diverged, OutOfMemory: as the training loop.
     """
     encodings = encodings or Encodings()
-    return FineTuning(model, task, splits, recipe, out, about or {}, encodings, trained, title).result(session)
+    return FineTuning(model, task, splits, recipe, Path(out), about or {}, encodings, trained, title).result(session)
 
 
 @dataclass(eq=False)

@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -66,8 +66,15 @@ class Predictor:
         model = reading_apart(model)
         return cls(TaskObjective(model, form_of(task, model, settings or default_settings(model, task))))
 
-    def predict(self, examples: Sequence[Example]) -> Predictions:
-        """Predictions in the order of ``examples``; their labels are not read."""
+    def predict(self, examples: Iterable[Example]) -> Predictions:
+        """Predictions in the order of ``examples``; their labels are not read.
+
+        Raises:
+            ConfigError: they are no examples.
+        """
+        examples = list(examples) if isinstance(examples, Iterable) else [examples]
+        if strange := [one for one in examples if not isinstance(one, Example)]:
+            raise ConfigError(f"predict got {strange[0]!r:.40}, expected examples such as Text(id='0', text='a text')")
         with naming_the_longest(examples):
             return self.form.predicted(examples, self.outputs)
 

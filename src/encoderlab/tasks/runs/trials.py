@@ -167,9 +167,8 @@ def points_of(protocol: Protocol) -> list[Point]:
     Raises:
         ConfigError: one is given twice.
     """
-    points: list[Point] = [
-        dict(zip(protocol.grid, values, strict=True)) for values in itertools.product(*protocol.grid.values())
-    ]
+    values = itertools.product(*protocol.grid.values())
+    points: list[Point] = [dict(zip(protocol.grid, one, strict=True)) for one in values]
     if twice := next((point for point in points if points.count(point) > 1), None):
         raise ConfigError(f"--grid: {describe(twice)} is given twice; give each value once")
     return points
