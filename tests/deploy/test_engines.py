@@ -101,6 +101,14 @@ def test_targets_of_masks() -> None:
         body["parameters"]["targets"] = "unheardof"
         status, found, _ = asked("/", body)
         assert status == 422 and "'unheardof' is not one token of this model" in found["error"]
+        for wrong in ([], ["cat", 3], {}):
+            body["parameters"]["targets"] = wrong
+            status, found, _ = asked("/", body)
+            expected = "`parameters.targets`: expected a word, or a list of 1 to 1,000 words"
+            assert (status, found["error"]) == (422, expected)
+        status, found, _ = asked("/", {"inputs": text, "parameters": []})
+        assert (status, found["error"]) == (422, "`parameters`: expected an object {...}")
+        assert asked("/", {"inputs": text, "parameters": {"targets": None}})[0] == 200
         assert asked("/", {"inputs": text})[0] == 200
 
 

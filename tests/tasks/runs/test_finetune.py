@@ -517,7 +517,7 @@ def test_a_model_for_pairs_takes_no_single_texts(tmp_path):
     task, splits = data("pair", train=20, dev=4)
     result = finetune(model(), task, splits, replace(RECIPE, epochs=1), tmp_path / "run")
     predictor = Predictor.of(load(result.model), completed(task, splits["train"]), read_task(result.model)["settings"])
-    with pytest.raises(DataError, match="the model was trained on two texts per example, and here are one"):
+    with pytest.raises(DataError, match="the model was trained on two texts per example, here is one; give two texts"):
         predictor.predict([Text(id="0", text="red")])
 
 

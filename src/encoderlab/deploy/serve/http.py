@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from encoderlab.deploy.serve.shapes import RequestShape, shape_of
+from encoderlab.deploy.serve.shapes import RequestShape, described, shape_of
 
 Protocol = Literal["tei", "openai", "cohere", "hf"]
 PROBES = ("/health", "/live", "/ping")  # of load balancers; they reveal nothing
@@ -140,12 +140,12 @@ def parsed(shapes: tuple[type[RequestShape], ...], body: bytes) -> Any:
         return shape.model_validate(value)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    name, *inside = first["loc"] or ("",)
-    field = shape.model_fields.get(str(name))
-    if field is not None and field.description is not None and first["type"] != "missing":
-        raise Problem(422, f"`{name}`: expected {field.description}", param=str(name))
-    place = ".".join(str(part) for part in (name, *inside))
-    raise Problem(422, f"`{place}`: {first['msg']}" if place else first["msg"], param=place or None)
+    place, message = ".".join(map(str, first["loc"])), first["msg"]
+    if first["type"] == "model_type":
+        message = "expected an object {...}"
+    elif first["type"] != "missing" and (found := described(shape, first["loc"])) is not None:
+        place, message = found[0], f"expected {found[1]}"
+    raise Problem(422, f"`{place}`: {message}" if place else message, param=place or None)
 
 
 @dataclass(frozen=True, kw_only=True)

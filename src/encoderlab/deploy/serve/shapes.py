@@ -5,7 +5,8 @@ A field of several types has a description, which an error gives instead of the 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
@@ -21,6 +22,20 @@ Pair = Annotated[list[Text], Field(min_length=1, max_length=2)]
 
 class RequestShape(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
+
+
+def described(shape: type[RequestShape], place: Sequence[str | int]) -> tuple[str, str] | None:
+    """The path to the outermost field with a description on the way to ``place``, and that description."""
+    inside: type[RequestShape] | None = shape
+    for depth, name in enumerate(place, 1):
+        field = None if inside is None else inside.model_fields.get(str(name))
+        if field is None:
+            return None
+        if field.description is not None:
+            return ".".join(map(str, place[:depth])), field.description
+        kinds = (field.annotation, *get_args(field.annotation))
+        inside = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, RequestShape)), None)
+    return None
 
 
 class HubOptions(RequestShape):
@@ -143,7 +158,10 @@ class Classify(HubTask):
 
 class MaskParameters(RequestShape):
     top_k: Annotated[int, Field(ge=1, le=1000)] | None = None
-    targets: Text | Annotated[list[Text], Field(min_length=1, max_length=1000)] | None = None
+    targets: Annotated[
+        Text | Annotated[list[Text], Field(min_length=1, max_length=1000)] | None,
+        Field(description="a word, or a list of 1 to 1,000 words"),
+    ] = None
 
 
 class FillMask(HubTask):

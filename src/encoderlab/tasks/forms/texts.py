@@ -108,8 +108,9 @@ class TextForm(Form):
                 f"give all or none"
             )
         if self.settings.pairs is not None and self.settings.pairs != bool(pairs) and examples:
-            learned, here = ("two texts", "one") if self.settings.pairs else ("one text", "two")
-            raise DataError(f"the model was trained on {learned} per example, and here are {here}; give the columns")
+            learned, here = ("two texts", "here is one") if self.settings.pairs else ("one text", "here are two")
+            remedy = f"give {learned}, in a table by --text and --pair"
+            raise DataError(f"the model was trained on {learned} per example, {here}; {remedy}")
         second: Sequence[Encoding | None] = (
             self.tokenizer.encode_batch(pairs, limit=limit) if pairs else [None] * len(examples)
         )
