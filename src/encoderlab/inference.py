@@ -203,7 +203,7 @@ def encode(model: Model, texts: Iterable[str], *, pooling: Pooling = "mean") -> 
     the C library's ``malloc``): the next batch is faster, and the process does not shrink.
 
     Raises:
-        ConfigError: ``texts`` are no list of texts (:func:`list_of_texts`), an unknown ``pooling``, or a model without
+        ConfigError: something else than texts (:func:`list_of_texts`), an unknown ``pooling``, or a model without
             tokenizer.
     """
     texts = list_of_texts(texts, "encode")

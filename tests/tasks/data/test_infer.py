@@ -273,7 +273,7 @@ def test_a_name_that_tells_nothing_is_looked_into_or_refused(tmp_path):
         (tmp_path / "mine.train").write_text(text)
         assert task_of(tmp_path / "mine.train")[0].form == form
     (tmp_path / "mine").write_text("text,label\na,b\n")
-    with pytest.raises(DataError, match="mine: unknown format; rename the file to end in .csv"):
+    with pytest.raises(DataError, match="mine: unknown format; rename the file to end in .csv.* or .txt"):
         task_of(tmp_path / "mine")
 
 

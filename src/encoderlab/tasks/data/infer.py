@@ -379,7 +379,7 @@ def _texts(file: _InferredFile) -> _Inferred:
     if text is None and len(columns) == 2 and label is not None:
         text = next((name for name in columns if name != label), None)
     if not columns and not file.suffix_tells:
-        raise DataError(f"{path}: unknown format; rename the file to end in .csv, .tsv, .jsonl or .parquet")
+        raise DataError(f"{path}: unknown format; rename the file to end in .csv, .tsv, .jsonl, .parquet or .txt")
     if not columns:
         raise DataError(f"{path}: has no rows with columns; give a table with a header, or JSON records")
     if text is None:
