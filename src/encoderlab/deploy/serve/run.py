@@ -171,7 +171,7 @@ def run(server: Server, address: Address, listener: socket.socket) -> None:
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_keep_alive=30,
+        timeout_keep_alive=75,  # longer than load balancers keep one (60 s), or one would send into a closed connection
         timeout_graceful_shutdown=int(address.drain) or 1,
         backlog=1024,
     )
