@@ -207,6 +207,22 @@ def test_what_a_verb_wrote_it_may_write_again(verb, place, tmp_path, monkeypatch
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.parametrize(
+    ("words", "name", "remedy"),
+    [
+        (("predict", "classifier", "the cat"), "labels.csv", "JSON lines; give a name that ends in .jsonl"),
+        (("predict", "classifier", "the cat"), "labels.jsonl.gz", "JSON lines; give a name that ends in .jsonl"),
+        (("encode", "run", "the cat"), "vectors.TXT", "an array of NumPy; give a name that ends in .npy"),
+        (("minimal-pairs", "run", "pairs.txt"), "scores.npy", "JSON lines; give a name that ends in .jsonl"),
+        (("report", "run"), "report.json", "a page of HTML; give a name that ends in .html"),
+    ],
+)
+def test_a_name_of_another_format_is_refused(words, name, remedy, place, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(place)
+    assert f"{name}: the output is {remedy}" in messages(capsys, 2, *words, "--out", tmp_path / name)
+    assert not (tmp_path / name).exists()
+
+
 def test_predictions_of_texts_are_written_as_those_of_a_file(place, tmp_path, capsys) -> None:
     out = tmp_path / "labels.jsonl"
     printed, _ = answer(capsys, "predict", place / "classifier", "the red cat", "a")

@@ -20,6 +20,13 @@ _STARTS: dict[Kind, tuple[bytes, ...]] = {  # the first bytes of a verb's output
     "pairs": (b'{"uid":',),
     "leaderboard": (b"",),  # of many kinds
 }
+_FORMATS: dict[Kind, tuple[str, tuple[str, ...]]] = {  # of a verb's output, and the endings of its files
+    "page": ("a page of HTML", (".html", ".htm")),
+    "vectors": ("an array of NumPy", (".npy",)),
+    "predictions": ("JSON lines", (".jsonl", ".ndjson", ".json", ".txt")),
+    "pairs": ("JSON lines", (".jsonl", ".ndjson", ".json", ".txt")),
+}
+_OTHERS = (".csv", ".tsv", ".xlsx", ".parquet", ".npz", ".pt", ".safetensors", ".gz", ".zst", ".bz2", ".xz", ".zip")
 # Files of our folders that are empty, or start as a verb's output does.
 _PARTS = ("predictions-*.jsonl", "counts.npy", "report.html", "submission*/*", "run.log", ".lock")
 _FOLDERS = ("recipe.json", "score.json", "manifest.json")  # marks of a run, a fine-tuning, a corpus
@@ -40,7 +47,7 @@ def output(
 
     Raises:
         ConfigError: it is a folder, a link, an input, a file of another kind, a part of a run or corpus, or being
-            written.
+            written; or its name has the ending of another format.
     """
     if out is None:
         yield
@@ -58,6 +65,7 @@ def check_output(out: Path, kind: Kind, *inputs: Path, own: Path | None = None, 
         raise ConfigError(f"{out}: is the input; give another {option}")
     if out.is_symlink():  # a file is written aside and renamed, which would replace the link
         raise ConfigError(f"{option} {out}: is a link to {os.readlink(out)}; name the file itself")
+    _check_name(out, kind, option)
     if not out.exists():
         return
     if not out.is_file():
@@ -68,6 +76,16 @@ def check_output(out: Path, kind: Kind, *inputs: Path, own: Path | None = None, 
         start = file.read(16)
     if start and not start.lower().startswith(tuple(first.lower() for first in _STARTS[kind])):
         raise ConfigError(f"{out}: exists and is not a file of {kind}; give another {option}, or delete it first")
+
+
+def _check_name(out: Path, kind: Kind, option: str) -> None:
+    """Refuse a name with the ending of another format than the file will have."""
+    if kind not in _FORMATS:
+        return
+    form, endings = _FORMATS[kind]
+    known = {*_OTHERS, *(ending for _, own in _FORMATS.values() for ending in own)}
+    if out.suffix.lower() in known.difference(endings):
+        raise ConfigError(f"{option} {out}: the output is {form}; give a name that ends in {endings[0]}")
 
 
 def _part_of(path: Path) -> Path | None:
