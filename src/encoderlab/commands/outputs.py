@@ -11,6 +11,7 @@ from typing import Literal
 
 from encoderlab.errors import ConfigError
 from encoderlab.files import held_file
+from encoderlab.records.opening import COLUMNAR, COMPRESSED
 
 Kind = Literal["page", "vectors", "predictions", "pairs", "leaderboard"]
 _STARTS: dict[Kind, tuple[bytes, ...]] = {  # the first bytes of a verb's output
@@ -26,7 +27,7 @@ _FORMATS: dict[Kind, tuple[str, tuple[str, ...]]] = {  # of a verb's output, and
     "predictions": ("JSON lines", (".jsonl", ".ndjson", ".json", ".txt")),
     "pairs": ("JSON lines", (".jsonl", ".ndjson", ".json", ".txt")),
 }
-_OTHERS = (".csv", ".tsv", ".xlsx", ".parquet", ".npz", ".pt", ".safetensors", ".gz", ".zst", ".bz2", ".xz", ".zip")
+_OTHERS = (".csv", ".tsv", ".xlsx", ".npz", ".pt", ".safetensors", *COLUMNAR, *COMPRESSED)
 # Files of our folders that are empty, or start as a verb's output does.
 _PARTS = ("predictions-*.jsonl", "counts.npy", "report.html", "submission*/*", "run.log", ".lock")
 _FOLDERS = ("recipe.json", "score.json", "manifest.json")  # marks of a run, a fine-tuning, a corpus
