@@ -130,7 +130,7 @@ YAML
 
 export PYTHON OUT CORPUS SMALL
 export -f lab
-machine | tee "$OUT/machine.json"
+machine | tee "$OUT/machine.json" || exit 1  # a package is missing: every part would fail too
 [ -e "$CORPUS/manifest.json" ] || lab corpus build python:stdlib --out "$CORPUS" --vocab-size 8000 2>"$OUT/corpus.log"
 for word in "${@:-tests speed predict kernels run recipes studies}"; do
     for name in $word; do "$name"; done

@@ -71,10 +71,10 @@ class ImitatedReplay(Replay):
     def record_backward(self, pool: Any, following: Replay | None) -> None:
         self.make_slopes(following)
         slopes = [torch.ones_like(out) for out in self.outs]
-        self.grads = torch.autograd.grad(self.tails, self.inputs, slopes, allow_unused=True)
+        self.grads = self.differentiate(slopes)
 
         def again() -> None:
-            grads = torch.autograd.grad(self.tails, self.inputs, self.slopes, allow_unused=True)
+            grads = self.differentiate(self.slopes)
             for place, grad in zip(self.grads, grads, strict=True):
                 if place is not None:
                     place.copy_(grad)
@@ -113,6 +113,9 @@ def step(encoder: Encoder, number: int) -> list[Tensor]:
         queries = states.layers[0][:, :3]
         loss = loss + encoder.query_stream(states, queries, at, layers=range(encoder.depth), noise=noise).sum()
     loss.backward()
+    for name, parameter in encoder.named_parameters():  # as the fused optimizers want it
+        if parameter.grad is not None:
+            assert parameter.grad.stride() == parameter.stride() and parameter.grad.dtype == parameter.dtype, name
     found = [states.last[real].detach().clone(), *(p.grad.clone() for p in encoder.parameters() if p.grad is not None)]
     for parameter in encoder.parameters():
         parameter.grad = None

@@ -305,8 +305,9 @@ class Encoder(nn.Module):
         """Apply norm and dropout after the last layer. ``stream`` is 1 for a query stream, whose masks differ."""
         if self.norm is not None:
             x = self.norm(x)
-        seeds = None if noise is None else noise.layer(self.depth)
-        return kernels.dropout(x, self.config.output_dropout, seeds, stream)
+        if noise is None or self.config.output_dropout == 0:
+            return x
+        return kernels.dropout(x, self.config.output_dropout, noise.layer(self.depth), stream)
 
     def _check_memory(self, memory: Sequence[Tensor] | None, depth: int, ids: Tensor) -> None:
         if memory is None:

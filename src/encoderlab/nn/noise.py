@@ -19,6 +19,7 @@ checks the statistics.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -27,6 +28,9 @@ from encoderlab.errors import ConfigError
 from encoderlab.seeds import derive
 
 GOLDEN = 0x9E3779B97F4A7C15
+
+# What computes mix64 in one launch, by type of device; kernels/gpu adds itself here when it is imported.
+MIXERS: dict[str, Callable[[Tensor], Tensor]] = {}
 
 # The sites of dropout in a layer. A new site takes the next number: renumbering would change the masks of all runs.
 ATTENTION_WEIGHTS, ATTENTION_OUTPUT, FF_OUTPUT, DISTANCES, FF_HIDDEN, STEM = range(6)
@@ -43,6 +47,8 @@ def signed(value: int, bits: int) -> int:
 
 def mix64(x: Tensor) -> Tensor:
     """A bijection of int64 with full avalanche."""
+    if x.device.type in MIXERS and x.numel() > 0:
+        return MIXERS[x.device.type](x.contiguous())
     x = (x ^ (x >> 30) & 0x3_FFFF_FFFF) * signed(0xBF58476D1CE4E5B9, 64)
     x = (x ^ (x >> 27) & 0x1F_FFFF_FFFF) * signed(0x94D049BB133111EB, 64)
     return x ^ (x >> 31) & 0x1_FFFF_FFFF

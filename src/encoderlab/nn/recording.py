@@ -142,15 +142,14 @@ class Recorded:
 
     def __call__(self, index: int, x: Tensor) -> tuple[Tensor, Keyed | None]:
         """Layer ``index`` (from 0) for states x (B, L, D), as a :class:`Block` returns it."""
-        replay = self.replays[index]
-        out, *keyed = Replayed.apply(replay, x, *self.others[index], *replay.parameters)
+        out, *keyed = Replayed.apply(self.replays[index], x, *self.others[index])
         return out, Keyed(*keyed) if keyed else None
 
 
 class Replay:
     """The two graphs of one layer, and the memory that they read and write.
 
-    ``inputs`` have gradients: the states, tensors of the scope, and the block's parameters, in this order.
+    ``given`` are the inputs that other parts have computed, with gradients: the states, then tensors of the scope.
     """
 
     def __init__(self, layer: Layer, x: Tensor, fixed: Mapping[str, Tensor], autocast: torch.dtype | None) -> None:
@@ -164,8 +163,13 @@ class Replay:
         self.leaves = {name: p.detach().requires_grad_() for name, p in trained.items()}
 
     @property
+    def given(self) -> list[Tensor]:
+        return [self.x, *(t for t in self.tensors.values() if t.requires_grad)]
+
+    @property
     def inputs(self) -> list[Tensor]:
-        return [self.x, *(t for t in self.tensors.values() if t.requires_grad), *self.leaves.values()]
+        """What has a gradient: the given inputs and the block's parameters."""
+        return [*self.given, *self.leaves.values()]
 
     def run(self) -> tuple[Tensor, ...]:
         """The layer's output, and its keys and values if the scope keeps them."""
@@ -199,8 +203,17 @@ class Replay:
         """Record the backward pass, which reads the gradient of its output where ``following`` leaves it."""
         self.make_slopes(following)
         with captured(pool) as self.backward:
-            self.grads = torch.autograd.grad(self.tails, self.inputs, self.slopes, allow_unused=True)
+            self.grads = self.differentiate(self.slopes)
         del self.tails
+
+    def differentiate(self, slopes: Sequence[Tensor]) -> list[Tensor | None]:
+        """The gradients of the inputs; a parameter's has its strides, as fused optimizers want it."""
+        given = len(self.given)
+        grads: list[Tensor | None] = [*torch.autograd.grad(self.tails, self.inputs, slopes, allow_unused=True)]
+        for index, (leaf, grad) in enumerate(zip(self.inputs[given:], grads[given:], strict=True), given):
+            if grad is not None and grad.stride() != leaf.stride():
+                grads[index] = torch.empty_like(leaf).copy_(grad)
+        return grads
 
     def make_slopes(self, following: Replay | None) -> None:
         self.slopes = [torch.empty_like(out) for out in self.outs]
@@ -208,14 +221,28 @@ class Replay:
             assert following.grads[0] is not None
             self.slopes[0] = following.grads[0]
 
+    def collect(self) -> list[Tensor | None]:
+        """Add what the backward pass left to the parameters' gradients; returns the gradients of the given inputs."""
+        given = len(self.given)
+        for parameter, grad in zip(self.parameters, self.grads[given:], strict=True):
+            if parameter.grad is None:
+                parameter.grad = grad
+            elif grad is not None:  # a shared layer, or a query stream
+                parameter.grad.add_(grad)
+        return [None if grad is None else grad.detach() for grad in self.grads[:given]]
+
 
 class Replayed(Function):
-    """A recorded layer in autograd. Copies what is not yet where the recording reads it."""
+    """A recorded layer in autograd. Copies what is not yet where the recording reads it.
+
+    Parameters are no inputs of it: passing a parameter through autograd costs the processor as much as a launch, and a
+    layer has sixteen.
+    """
 
     @staticmethod
     def forward(ctx: Any, replay: Replay, *inputs: Tensor) -> tuple[Tensor, ...]:
         ctx.replay = replay
-        for place, given in zip(replay.inputs, inputs, strict=True):
+        for place, given in zip(replay.given, inputs, strict=True):
             put(place.detach(), given)
         replay.forward.replay()
         return tuple(out.detach() for out in replay.outs)
@@ -226,7 +253,7 @@ class Replayed(Function):
         for place, given in zip(ctx.replay.slopes, slopes, strict=True):
             put(place, given)
         ctx.replay.backward.replay()
-        return None, *(None if grad is None else grad.detach() for grad in ctx.replay.grads)
+        return None, *ctx.replay.collect()
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from encoderlab.nn.kernels import Relative
-from encoderlab.nn.kernels.gpu import attention, convolution, rows, vocabulary
+from encoderlab.nn.kernels.gpu import attention, convolution, noise, rows, vocabulary
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 CAPABILITIES = 80, 86, 90, 120  # A100, RTX 3090, H100, RTX 5090
@@ -133,6 +133,7 @@ def position_wise(dtype: torch.dtype, width: int) -> Callable[[], None]:
         vector = torch.zeros(width, requires_grad=True)
         inner = torch.zeros(4 * width, requires_grad=True)
         weight = torch.zeros(4 * width, width, dtype=dtype, requires_grad=True)
+        noise.mixed(seeds)
         rows.Dropout.apply(x, seeds, 0, 0.1).sum().backward()
         rows.AddNorm.apply(x, vector, x, vector, vector, seeds, 0, 0.1, 1e-5, True).sum().backward()
         for tanh in (False, True):
