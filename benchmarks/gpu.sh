@@ -66,14 +66,12 @@ speed() {
 }
 
 predict() {
-    local family
-    for family in $FAMILIES; do
-        if [ -n "$SMALL" ]; then
-            part predict-$family-small 5 lab bench predict $family --corpus "$CORPUS" --layers 1 --width 64 --texts 4 --turns 1 --json
-        else
-            part predict-$family-768 3 lab bench predict $family --corpus "$CORPUS" --width 768 --texts 2048 --precision bf16 --against transformers --turns 3 --json
-        fi
-    done
+    local predict=("$PYTHON" -m benchmarks.gpu_speed --corpus "$CORPUS" --against transformers --together 11)
+    if [ -n "$SMALL" ]; then
+        part predict-small 5 "${predict[@]}" bert-64 electra-64 --layers 1 --texts 4 --turns 1 --precision fp32
+    else
+        part predict 5 "${predict[@]}" $(printf '%s-768 ' $FAMILIES) --texts 2048
+    fi
 }
 
 # Time by kernel of a few steps, and how long the processor takes to launch them.

@@ -1,9 +1,11 @@
-"""``encoderlab bench train`` of many models on one GPU in little time.
+"""``encoderlab bench train`` and ``bench predict`` of many models on one GPU in little time.
 
     python -m benchmarks.gpu_speed bert electra-768 bert:512:64 --corpus CORPUS
+    python -m benchmarks.gpu_speed bert-768 xlnet-768 --texts 2048 --corpus CORPUS
 
-All contenders start and compile their kernels side by side, on the processor's cores; then one comparison after the
-other is measured, and nothing else runs. FAMILY[-WIDTH][:LENGTH[:ROWS]]. Prints one JSON object per line.
+All contenders get ready first, those of training side by side on the processor's cores; then one comparison after the
+other is measured, and nothing else runs. FAMILY[-WIDTH][:LENGTH[:ROWS]]; with --texts they predict. Prints one JSON
+object per line.
 """
 
 from __future__ import annotations
@@ -16,9 +18,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from encoderlab.errors import EncoderlabError
+from encoderlab.measure.bench import predict, train
 from encoderlab.measure.bench.families import case
-from encoderlab.measure.bench.train import Contest, TrainSetting
+from encoderlab.measure.bench.predict import PredictSetting
+from encoderlab.measure.bench.train import TrainSetting
 
 
 class Shape(NamedTuple):
@@ -37,8 +43,19 @@ class Shape(NamedTuple):
         return cls(family, int(width or 256), int(length or 128), int(own or rows))
 
 
-def contest(name: str, given: argparse.Namespace) -> Contest:
+def contest(name: str, given: argparse.Namespace) -> train.Contest | predict.Contest:
     shape = Shape.of(name, given.rows)
+    model = case(shape.family, layers=given.layers, width=shape.width)
+    if given.texts:
+        against = () if given.against is None else (given.against,)
+        how = PredictSetting(
+            texts=given.texts,
+            turns=given.turns,
+            threads=torch.get_num_threads(),
+            precision=given.precision,
+            against=against,
+        )
+        return predict.Contest(model, given.corpus, how)
     setting = TrainSetting(
         rows=shape.rows,
         length=shape.length,
@@ -48,15 +65,15 @@ def contest(name: str, given: argparse.Namespace) -> Contest:
         precision=given.precision,
         compile=given.compile,
     )
-    model = case(shape.family, layers=given.layers, width=shape.width)
-    return Contest(model, given.corpus, setting, given.against)
+    return train.Contest(model, given.corpus, setting, given.against)
 
 
 def found(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The measurements, ``together`` comparisons held ready at a time."""
     for begin in range(0, len(given.names), given.together):
         names = given.names[begin : begin + given.together]
-        with ThreadPoolExecutor(len(names)) as starting:
+        # Contenders of training are processes; those of prediction import transformers here, so one after the other.
+        with ThreadPoolExecutor(1 if given.texts else len(names)) as starting:
             made = {name: starting.submit(contest, name, given) for name in names}
         for name, future in made.items():
             try:
@@ -75,6 +92,7 @@ def main() -> None:
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--texts", type=int, default=0, help="predict so many texts; the other contenders 32 at a time")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--together", type=int, default=6, help="comparisons whose weights lie on the GPU at a time")

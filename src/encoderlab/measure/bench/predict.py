@@ -9,6 +9,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -60,42 +61,62 @@ def run(case: Case, corpus: Path, setting: PredictSetting) -> dict[str, Any]:
     padded to the longest, as their pipelines do. Runs on a GPU if there is one; the states stay there. Only contenders
     with the same states take part; ``difference`` has the largest difference of each (:data:`COMPARED`).
     """
-    torch.set_num_threads(setting.threads)
-    device = usual_device()
-    model = Model(case.model).initialize(0).eval()
-    source = Corpus(corpus)
-    tokenizer = Tokenizer.load(source.tokenizer_path)
-    case.check_ids(tokenizer.vocab_size)
-    framed = paragraphs(source, tokenizer, setting.texts, case.model.encoder.max_length or 512)
-    players: dict[str, Play] = {"ours": lambda: _ours(model, tokenizer, framed, device)}
-    with tempfile.TemporaryDirectory() as place:
-        others = Contenders(model, framed)
-        if setting.against:
-            others.add(Path(place), setting, device)
-        for name, call in others.calls.items():
-            players[name] = partial(_padded, call, tokenizer, framed, setting.rows, device)
-        model.to(device)
-        seconds: dict[str, list[float]] = {name: [] for name in players}
-        for turn in range(setting.turns + 1):
-            for name, play in players.items():
-                took = _seconds(play, setting.precision, device)
-                if turn:
-                    seconds[name].append(took)
-    tokens = sum(len(ids) for ids, _ in framed)
-    return {
-        "case": case.name,
-        "device": device_name(device),
-        "precision": setting.precision,
-        "texts": setting.texts,
-        "tokens": tokens,
-        "tokens_per_second": {name: tokens / statistics.median(values) for name, values in seconds.items()},
-        "ratio": {
-            name: statistics.median(theirs / ours for ours, theirs in zip(seconds["ours"], seconds[name], strict=True))
-            for name in others.calls
-        },
-        "difference": others.difference,
-        "failed": others.failed,
-    }
+    with Contest(case, corpus, setting) as ready:
+        return ready.measured()
+
+
+class Contest:
+    """The contenders of one comparison, after a pass over all texts that is not counted."""
+
+    def __init__(self, case: Case, corpus: Path, setting: PredictSetting) -> None:
+        torch.set_num_threads(setting.threads)
+        self.case, self.setting, self.device = case, setting, usual_device()
+        model = Model(case.model).initialize(0).eval()
+        source = Corpus(corpus)
+        tokenizer = Tokenizer.load(source.tokenizer_path)
+        case.check_ids(tokenizer.vocab_size)
+        framed = paragraphs(source, tokenizer, setting.texts, case.model.encoder.max_length or 512)
+        self.tokens = sum(len(ids) for ids, _ in framed)
+        self.players: dict[str, Play] = {"ours": partial(_ours, model, tokenizer, framed, self.device)}
+        self.others = Contenders(model, framed)
+        with ExitStack() as stack:
+            if setting.against:
+                self.others.add(Path(stack.enter_context(tempfile.TemporaryDirectory())), setting, self.device)
+            for name, call in self.others.calls.items():
+                self.players[name] = partial(_padded, call, tokenizer, framed, setting.rows, self.device)
+            model.to(self.device)
+            for play in self.players.values():
+                _seconds(play, setting.precision, self.device)
+            self.stack = stack.pop_all()
+
+    def __enter__(self) -> Contest:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stack.close()
+
+    def measured(self) -> dict[str, Any]:
+        """The numbers of :func:`run`."""
+        seconds: dict[str, list[float]] = {name: [] for name in self.players}
+        for _ in range(self.setting.turns):
+            for name, play in self.players.items():
+                seconds[name].append(_seconds(play, self.setting.precision, self.device))
+        return {
+            "case": self.case.name,
+            "device": device_name(self.device),
+            "precision": self.setting.precision,
+            "texts": self.setting.texts,
+            "tokens": self.tokens,
+            "tokens_per_second": {name: self.tokens / statistics.median(values) for name, values in seconds.items()},
+            "ratio": {
+                name: statistics.median(
+                    theirs / ours for ours, theirs in zip(seconds["ours"], seconds[name], strict=True)
+                )
+                for name in self.others.calls
+            },
+            "difference": self.others.difference,
+            "failed": self.others.failed,
+        }
 
 
 Call = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
