@@ -619,3 +619,17 @@ def test_every_diagnosis_is_tested() -> None:
     source = Path(doctor.__file__).read_text(encoding="utf-8")
     written = set(re.findall(r'Finding\(\s*"(.+?)"', source))
     assert written <= tested, written - tested
+
+
+@pytest.mark.parametrize(
+    ("masking", "remedy"),
+    [
+        ({"rate": 0.15, "most": 4}, "raise objective.masking.most, which allows 4 in a row"),
+        ({"rate": 0.02, "most": 4}, "raise the masking rate"),
+        ({"rate": 0.15, "most": None}, "raise the masking rate"),
+    ],
+)
+def test_few_targets_are_cured_by_what_limits_them(masking, remedy):
+    recipe = RECIPE | {"objective": {"kind": "mlm", "masking": masking}}
+    (found,) = diagnose(evidence(counts={"mlm": 100}, recipe=recipe))
+    assert found.remedy.startswith(remedy)

@@ -214,15 +214,18 @@ def masked_share(e: Evidence) -> Finding | None:
     if len(lines) < 2:
         return None
     share = sum(line["counts"][e.term] for line in lines[1:]) / max(lines[-1]["tokens"] - lines[0]["tokens"], 1)
-    causal = (e.recipe.get("objective") or {}).get("causal", 0.0)  # the share of rows in which nothing is masked
-    share /= 1 - causal
-    if share < 0.05:
-        name, seen, change = "few targets", f"only {share:.1%} of the tokens are predicted", "raise"
-    elif share > 0.6:
-        name, seen, change = "little context", f"{share:.0%} of the tokens are hidden", "lower"
-    else:
+    objective = e.recipe.get("objective") or {}
+    share /= 1 - objective.get("causal", 0.0)  # of rows in which nothing is masked
+    if share > 0.6:
+        seen = f"{share:.0%} of the tokens are hidden"
+        return Finding("little context", "warning", seen, "lower the masking rate; 0.15 to 0.4 is usual")
+    if share >= 0.05:
         return None
-    return Finding(name, "warning", seen, f"{change} the masking rate; 0.15 to 0.4 is usual")
+    seen, remedy = f"only {share:.1%} of the tokens are predicted", "raise the masking rate; 0.15 to 0.4 is usual"
+    masking = objective.get("masking") or {}
+    if masking.get("most") is not None and masking["rate"] > 2 * share:
+        remedy = f"raise objective.masking.most, which allows {masking['most']} in a row, or set it to null"
+    return Finding("few targets", "warning", seen, remedy)
 
 
 def duplicates(e: Evidence) -> Finding | None:
