@@ -184,11 +184,14 @@ def test_pickles_are_not_served(tmp_path: Path) -> None:
 def test_keys_in_a_file(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text(f"{KEY}\nanother-key-of-mine\n")
-    path.chmod(0o644)
-    with pytest.raises(DataError, match="others may read it; run: chmod 600"):
-        read_keys(path)
+    for open_to in (0o644, 0o660):
+        path.chmod(open_to)
+        with pytest.raises(DataError, match="others may read it; run: chmod 600"):
+            read_keys(path)
+    for own in (0o600, 0o440):  # the second as Kubernetes mounts a secret with fsGroup
+        path.chmod(own)
+        assert read_keys(path) == (KEY.encode(), b"another-key-of-mine")
     path.chmod(0o600)
-    assert read_keys(path) == (KEY.encode(), b"another-key-of-mine")
     path.write_text("short\n")
     with pytest.raises(DataError, match="fewer than 16 characters"):
         read_keys(path)

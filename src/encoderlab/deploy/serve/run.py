@@ -65,14 +65,15 @@ def read_keys(path: Path) -> tuple[bytes, ...]:
     """The keys in a file, one per line.
 
     Raises:
-        DataError: the file is missing, others may read it, or it has no key of at least 16 characters.
+        DataError: the file is missing, others may read it, or it has no key of at least 16 characters. Its group may,
+            because Kubernetes gives the secrets of a pod that is not root's to a group.
     """
     try:
         mode = path.stat().st_mode
         lines = path.read_bytes().split()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); give a file with a key on each line") from None
-    if stat.S_IMODE(mode) & 0o077:
+    if mode & (stat.S_IRWXO | stat.S_IWGRP):
         raise DataError(f"{path}: others may read it; run: chmod 600 {path}")
     if not lines or any(len(line) < 16 for line in lines):
         raise DataError(f"{path}: has no key, or a key of fewer than 16 characters; write one key per line")
