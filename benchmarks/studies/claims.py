@@ -36,17 +36,18 @@ PAGE = HERE.parents[1] / "docs" / "claims.md"
 HEAD = """# The claims of the papers
 
 What papers of the BERT family claim, and what our studies say of it, in one trainer, on the same ten million words, at
-equal FLOPs: two layers of width 256, rows of 128 tokens, three seeds (two so far where the table says so), the rate
-tuned for every arm ([studies](studies.md)).
-Static masks have a hundredth of the words, so that they repeat. A verdict is about this size and these budgets, not
-about the paper's.
+equal FLOPs: two layers of width 256, rows of 128 tokens, three seeds, the rate tuned for every arm
+([studies](studies.md)). Static masks have a hundredth of the words, so that they repeat. A verdict is about this size
+and these budgets, not about the paper's.
 
 With learned positions, masked models of this size stay at the frequencies of tokens within these budgets: a loss of 6.3
 at 3e13 FLOPs, where Transformer-XL's relative positions reach 4.8. There is little to compare at that stage. So all
 arms of the study of objectives have relative positions, and those of masks, ELECTRA, ConvBERT, DistilBERT and norms
 rotary ones and no dropout. The architectures, sentence pairs, static masks and ALBERT's sharing still have those of
 their papers, so the losses of architectures differ here mostly by positions. DistilBERT's teacher is small-en, and its
-forward pass counts. Of ELECTRA's arms the loss is the generator's, so pairs and probes say more.
+forward pass counts. Of ELECTRA's arms the loss and the pairs are the generator's, so the probe says more. ConvBERT's
+parts are compared by masked prediction for this reason. A layer with a convolution cannot be computed at the predicted
+places alone, so these arms read fewer tokens.
 
 **Effect**: the mean difference over seeds, positive if the claim is right, with its 95% interval; of losses in nats, of
 minimal pairs (BLiMP) and probes in points. **Holds**: better beyond chance, after Holm's correction over all
