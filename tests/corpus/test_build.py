@@ -211,6 +211,18 @@ def test_pairs_can_be_validated_on_where_two_documents_can_be_spared(tmp_path, t
     assert held_out(tmp_path, tokenizer, 300) == held_out(tmp_path, tokenizer, 300, workers=2)
 
 
+@pytest.mark.parametrize(("different", "expected"), [(40, 2), (2, 1), (1, 0)])
+def test_copies_of_a_document_are_held_out_together(tmp_path, tokenizer, different, expected):
+    made = [f"Document number {number}." for number in range(different)]
+    (tmp_path / "a.txt").write_text("\n\n".join(made * 20))
+    selection = {"validation": 1e-9, "drop_documents": False}
+    chosen = settings(tmp_path / "a.txt", tokenizer=GivenTokenizer(path=str(tokenizer)), selection=selection)
+    build_corpus(chosen, tmp_path / "out")
+    corpora = [Corpus(tmp_path / "out", split) for split in ("train", "validation")]
+    train, validation = ([tuple(one.document(i).ids.tolist()) for i in range(len(one))] for one in corpora)
+    assert len(set(validation)) == expected and not set(train) & set(validation)
+
+
 def test_a_zip_gives_the_sample_of_its_files(tmp_path):
     (tmp_path / "files").mkdir()
     with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:

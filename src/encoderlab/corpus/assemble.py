@@ -11,8 +11,8 @@ even if that one was dropped; so the first of several stays. Memory is bounded a
 Documents are compared as they were read, repeated lines included. Disk: 16 bytes a document and band.
 
 *Split.* A document belongs to the validation split if a hash of its lines is below the given fraction; its place in the
-input does not matter, and equal documents are in the same split. If fewer than two are below, the two with the smallest
-hashes are taken, because pairs of segments need two documents; with fewer than 20 documents one is enough.
+input does not matter, and equal documents are in the same split. If fewer than two are below, those with the two
+smallest hashes are taken, because pairs of segments need two documents; with fewer than 20 documents one is enough.
 """
 
 from __future__ import annotations
@@ -151,23 +151,32 @@ def _drop_repeated(plans: Sequence[Path], files: Sequence[Path], name: str, scra
 def _split(plans: Sequence[Path], selection: Selection) -> None:
     """Hold some of the documents out."""
     limit = int(selection.validation * 2**64)
-    smallest: list[tuple[int, int, int]] = []  # hashes, numbers of pieces and places of two documents
+    smallest: list[int] = []  # hashes of three different documents
     documents = 0
-    for number, path in enumerate(plans):
-        tensors = map_tensors(path)
-        places, hashes = np.flatnonzero(tensors["codes"]), mix(tensors["digests"] ^ np.uint64(_SPLIT))
-        documents += len(places)
-        first_two = places[np.argsort(hashes[places], kind="stable")[:2]]
-        smallest = sorted([*smallest, *((int(hashes[place]), number, int(place)) for place in first_two)])[:2]
-        _mark(path, places[hashes[places] < limit], VALIDATION)
-    if selection.validation:
-        for _, number, place in smallest[: min(2 if documents >= TWO_HELD_OUT else 1, documents - 1)]:
-            _mark(plans[number], place, VALIDATION)
+    for path in plans:
+        hashes = _hashes(path)[1]
+        documents += len(hashes)
+        smallest = sorted({*smallest, *np.unique(hashes)[:3].tolist()})[:3]
+    held_out = min(2 if documents >= TWO_HELD_OUT else 1, len(smallest) - 1)
+    if selection.validation and held_out > 0:
+        limit = max(limit, smallest[held_out - 1] + 1)
+    for path in plans:
+        places, hashes = _hashes(path)
+        _mark(path, places[hashes < limit], VALIDATION)
 
 
-def _mark(path: Path, places: np.ndarray | int, code: int) -> None:
+def _hashes(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """The places of the documents that are not dropped, in a file of decisions, and the hashes that decide about the
+    split: (n,) each.
+    """
+    tensors = map_tensors(path)
+    places = np.flatnonzero(tensors["codes"])
+    return places, mix(tensors["digests"][places] ^ np.uint64(_SPLIT))
+
+
+def _mark(path: Path, places: np.ndarray, code: int) -> None:
     """Give the documents at ``places`` of a file of decisions another code."""
-    if not np.size(places):
+    if not len(places):
         return
     tensors = map_tensors(path)
     codes = tensors["codes"].copy()
