@@ -329,6 +329,22 @@ def test_sources_that_change_while_a_build_is_interrupted(tmp_path, monkeypatch,
         build_corpus(chosen, tmp_path / "out")
 
 
+def test_a_source_that_changes_while_it_is_read(tmp_path, monkeypatch):
+    from encoderlab.corpus import build
+
+    bad(tmp_path, "a.txt", TEXT)
+    hashed = build._hash
+
+    def later(paths):
+        bad(tmp_path, "a.txt", TEXT + "more")
+        return hashed(paths)
+
+    monkeypatch.setattr(build, "_hash", later)
+    with pytest.raises(DataError, match="a.txt: has changed while it was read; delete .*out/.work, and build again"):
+        build_corpus(settings(tmp_path / "a.txt"), tmp_path / "out")
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
 def test_a_limit_on_file_sizes_or_a_full_disk(tmp_path, monkeypatch):
     """Files cannot grow beyond 20 kB, as on a full disk: a clear error, and with more room the build continues."""
     bad(tmp_path, "a.txt", sample_text(100))

@@ -52,7 +52,7 @@ from encoderlab.corpus.segment import make_segmenter
 from encoderlab.corpus.sources import Reading, Source
 from encoderlab.corpus.stretches import SourceStretch, divide
 from encoderlab.corpus.tokenizer import Kind, Tokenizer
-from encoderlab.errors import ConfigError
+from encoderlab.errors import ConfigError, DataError
 from encoderlab.execution.workers import Tasks, Workers
 from encoderlab.messages import Progress
 from encoderlab.records.opening import COMPRESSED, errors_of
@@ -320,6 +320,9 @@ class Part:
         if (record := self._finished(make_piece.origin)) is not None:
             return record
         hashes = self._make_on_cluster(make_piece) if self.on_cluster else self._make_here(make_piece)
+        for source in self.sources:
+            if list(info(source.path)) != self.plan["sources"][source.name]:
+                raise DataError(f"{source.name}: has changed while it was read; delete {self.folder}, and build again")
         record = PartRecord(
             settings=to_dict(self.settings),
             sources=tuple(
