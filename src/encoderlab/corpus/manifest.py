@@ -145,7 +145,7 @@ def read_manifest(folder: Path) -> Manifest:
     Raises:
         DataError: it is missing, unfinished, damaged, or of another version.
     """
-    path = folder / MANIFEST
+    path, remedy = folder / MANIFEST, f"delete {folder} and build the corpus again"
     try:
         record = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -155,29 +155,27 @@ def read_manifest(folder: Path) -> Manifest:
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not valid JSON ({error}); build the corpus again") from None
+        raise DataError(f"{path}: not valid JSON ({error}); {remedy}") from None
     if not isinstance(record, dict) or record.get("format") != "encoderlab-corpus":
-        raise DataError(f"{path}: not the manifest of a corpus; make one with: encoderlab corpus build")
+        raise DataError(f"{path}: not the manifest of a corpus; give another folder (encoderlab corpus build)")
     if record.get("version") != 1:
-        raise DataError(f"{path}: format version {record.get('version')}, expected 1; build the corpus again")
+        raise DataError(f"{path}: format version {record.get('version')}, expected 1; {remedy}")
     rest = {key: value for key, value in record.items() if key != CHECKSUM}
     try:
         manifest = from_dict(Manifest, rest, where=f"{path}: damaged")
     except ConfigError as error:
-        raise DataError(f"{error}; build the corpus again") from None
+        raise DataError(f"{error}; {remedy}") from None
     try:
         RECORD.opened(record)
     except ValueError:
-        raise DataError(f"{path}: damaged: its checksum differs; build the corpus again") from None
+        raise DataError(f"{path}: damaged: its checksum differs; {remedy}") from None
     if (manifest.settings is None) != (manifest.tokenizer is None):
-        raise DataError(f"{path}: damaged: settings without tokenizer, or the other way round; build the corpus again")
+        raise DataError(f"{path}: damaged: settings without tokenizer, or the other way round; {remedy}")
     for split, there in manifest.splits.items():
         for name in NUMBERS:
             total, summed = getattr(there, name), sum(getattr(shard, name) for shard in there.shards)
             if total != summed:
-                raise DataError(
-                    f"{path}: damaged: {split} has {total:,} {name}, its shards {summed:,}; build the corpus again"
-                )
+                raise DataError(f"{path}: damaged: {split} has {total:,} {name}, its shards {summed:,}; {remedy}")
     return manifest
 
 
@@ -201,7 +199,7 @@ def _verify_file(folder: Path, record: FileRecord) -> None:
     try:
         actual = sha256(path)
     except FileNotFoundError:
-        raise DataError(f"{path}: is missing; restore it, or build the corpus again") from None
+        raise DataError(f"{path}: is missing; restore it, or delete {folder} and build the corpus again") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
     if actual != record.sha256:

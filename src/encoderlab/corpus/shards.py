@@ -129,7 +129,9 @@ class Corpus:
                 raise ValueError("its hash differs from that in the manifest")
             return np.load(path, allow_pickle=False)
         except Exception as error:  # numpy reads the header with Python's own parser, which has errors of its own
-            raise DataError(f"{path}: cannot be read ({str(error)[:80]}); build the corpus again") from None
+            raise DataError(
+                f"{path}: cannot be read ({str(error)[:80]}); delete the corpus and build it again"
+            ) from None
 
     def _locate(self, i: int) -> tuple[Shard, int]:
         if not 0 <= i < self.num_documents:
