@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import pickle
 import re
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 
 from encoderlab.corpus import chunks
 from encoderlab.corpus.tokenizer import Tokenizer, truncate
@@ -205,6 +208,22 @@ def test_looking_chunks_up_equals_the_library(name: str, trained: dict[str, Toke
     for _ in range(2):  # new words, known words
         for got, expected in zip(encoder(texts), chunks.tokenize(plain, texts), strict=True):
             np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("options", [{}, {"single_word": True}, {"normalized": False}])
+def test_a_corpus_has_the_added_tokens_that_a_text_has(
+    name: str, options: dict[str, bool], trained: dict[str, Tokenizer]
+) -> None:
+    backend = tokenizers.Tokenizer.from_str(trained[name].backend.to_str())
+    added = ["中国", "A股", "<ent>", "foo"]
+    backend.add_tokens([AddedToken(token, **options) for token in added])
+    tokenizer = Tokenizer(backend, trained[name].special_tokens)
+    texts = [f"{token}{after}" for token in added for after in ("", " a", "人", "人 foo", f" {token}", ", the")]
+    texts += [f"我爱{text}" for text in texts] + [f"the {text}" for text in texts]
+    tokens = tokenizer.encode_corpus(texts)
+    found = [tokens.ids[first:end].tolist() for first, end in itertools.pairwise(tokens.bounds)]
+    assert found == [tokenizer.encode(text).ids.tolist() for text in texts]
 
 
 def test_the_memory_of_chunks_is_bounded(trained: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ MAX_LENGTH = 64  # characters; longer chunks are tokenized each time
 _GROUP = 1000  # new chunks that the library sees as one text; a text of its own costs it ten microseconds each
 CHINESE = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _HAS_CJK = re.compile(f"[{CHINESE}]")
+_HAS_SPACE = re.compile(r"\s")
 _CJK_CHUNKS = re.compile(f"[{CHINESE}]|[^{CHINESE} \n\t\r]+|[ \n\t\r]+")
 _LETTERS = r"[^\W_\u1100-\uabff\ud7a4-\U0010ffff]"  # no normaliser of BERT drops them; neither marks nor Chinese
 _NOT_ONE_SPACE = re.compile(r"[\s\u180e] |\x00")  # GPT-2 cuts runs of white space by what follows them
@@ -284,13 +285,14 @@ def mode_of(parts: dict[str, Any], *, whole: bool = True) -> Mode | None:
     Without ``whole`` only the tokens before a cut must be those of the text, not those after it.
     """
     added = [token for token in parts["added_tokens"] if not token["special"]]
-    if whole and any(token["lstrip"] or token["rstrip"] or " " in token["content"] for token in added):
+    if whole and any(token["lstrip"] or token["rstrip"] or _HAS_SPACE.search(token["content"]) for token in added):
         return None
     kind, normalizer, splitter = parts["model"]["type"], parts["normalizer"] or {}, parts["pre_tokenizer"] or {}
     if kind == "WordPiece" and (normalizer.get("type"), splitter.get("type")) == ("BertNormalizer", "BertPreTokenizer"):
         if not normalizer["clean_text"]:
             return None
-        return "cjk" if normalizer["handle_chinese_chars"] else "words"
+        beside = any(token["single_word"] or _HAS_CJK.search(token["content"]) for token in added)  # found across a cut
+        return "cjk" if normalizer["handle_chinese_chars"] and not beside else "words"
     if kind == "BPE" and splitter.get("type") == "ByteLevel" and splitter["use_regex"]:
         if not whole:
             forms = _flat(normalizer, "normalizers") if normalizer else []
@@ -298,7 +300,7 @@ def mode_of(parts: dict[str, Any], *, whole: bool = True) -> Mode | None:
             return "bytes" if all(form.get("type") in _FORMS for form in forms) and not any(settings) else None
         return "bytes" if not normalizer and not splitter["add_prefix_space"] else None
     if kind == "Unigram" and _cuts_at_spaces(_flat(normalizer, "normalizers"), _flat(splitter, "pretokenizers")):
-        return "pieces"
+        return "pieces" if not (whole and added) else None  # the space before an added token depends on its place
     return None
 
 
