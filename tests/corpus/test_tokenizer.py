@@ -14,7 +14,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken
+from tokenizers import AddedToken, models, pre_tokenizers, trainers
 
 from encoderlab.corpus import chunks
 from encoderlab.corpus.tokenizer import Tokenizer, truncate
@@ -299,6 +299,39 @@ def test_words_are_those_of_berts_basic_tokenizer_for_every_kind(trained: dict[s
             found = [part for word in found for part in ("龘龘" if word == "龘龘" else [word])]
         assert found == expected, name
         assert tokenizer.encode(text).word_starts.tolist() == tokens.word_starts.tolist()
+
+
+@pytest.mark.parametrize(
+    ("splitter", "suffix"),
+    [
+        (pre_tokenizers.Metaspace(), ""),
+        (pre_tokenizers.Whitespace(), ""),
+        (pre_tokenizers.BertPreTokenizer(), "</w>"),
+    ],
+    ids=["metaspace", "whitespace", "suffix"],
+)
+def test_words_of_other_bpe_are_those_of_the_text(
+    splitter: pre_tokenizers.PreTokenizer, suffix: str, tmp_path: Path
+) -> None:
+    backend = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix=suffix))
+    backend.pre_tokenizer = splitter
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=special, end_of_word_suffix=suffix, show_progress=False
+    )
+    backend.train_from_iterator([*sample(), "żółć naïve"], trainer)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.load(tmp_path)
+    text = "the parsers argument (of sub-commands), naïve żółć  two\nlines 价格 usage"
+    tokens = tokenizer.encode_corpus(["", text, text])
+    own = slice(tokens.bounds[1], tokens.bounds[2])
+    starts = tokens.starts[own][tokens.word_starts[own]].tolist()
+    words = [text[first:end].strip() for first, end in itertools.pairwise([*starts, len(text)])]
+    found = [part for word in words for part in ([word] if word.isalnum() else word)]  # a token may hold several marks
+    assert found == re.findall("[价格]|[^\\W价格]+|[^\\w\\s]", text)
+    assert len(tokens.ids[own]) > len(words)
+    twice = tokenizer.encode(text).word_starts.tolist()
+    assert tokens.word_starts.tolist() == twice + twice
 
 
 def test_word_starts_of_many_texts_are_those_of_each(trained: dict[str, Tokenizer]) -> None:

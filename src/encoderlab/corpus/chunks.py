@@ -108,7 +108,7 @@ def tokenize(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> EncodedText
     for index, (text, encoding) in enumerate(zip(texts, encodings, strict=True)):
         span = slice(bounds[index], bounds[index + 1])
         ids[span] = encoding.ids
-        starts[span] = _skip_space(text, np.fromiter((start for start, _ in encoding.offsets), np.int32, len(encoding)))
+        starts[span] = skip_space(text, np.fromiter((start for start, _ in encoding.offsets), np.int32, len(encoding)))
     return EncodedTexts(ids, starts, bounds)
 
 
@@ -271,7 +271,7 @@ def _insert(tokens: EncodedTexts, places: np.ndarray, others: EncodedTexts) -> E
     return EncodedTexts(np.concatenate(ids), np.concatenate(starts), offsets(np.array(sizes)))
 
 
-def _skip_space(text: str, starts: np.ndarray) -> np.ndarray:
+def skip_space(text: str, starts: np.ndarray) -> np.ndarray:
     """The first character that is not white space from each of ``starts`` on; the end of the text if there is none."""
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
     solid = np.flatnonzero(~_IS_SPACE[np.minimum(codes, 0x3001)])

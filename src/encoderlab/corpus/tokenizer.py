@@ -23,10 +23,10 @@ import tokenizers
 
 from encoderlab.corpus import tokenizer_training, vocabularies
 from encoderlab.corpus.beginnings import Beginnings, Head
-from encoderlab.corpus.chunks import CHINESE, ChunkEncoder, batched, shortened, tokenize
+from encoderlab.corpus.chunks import CHINESE, ChunkEncoder, batched, shortened, skip_space, tokenize
 from encoderlab.corpus.documents import SURROGATE
 from encoderlab.corpus.special_tokens import KINDS, FramingKind, Kind, SpecialTokens
-from encoderlab.corpus.words import WordStarts
+from encoderlab.corpus.words import WordStarts, tokens_show_words, word_starts_in
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import write_text
 
@@ -237,11 +237,13 @@ class Tokenizer:
             end = link.end() if link else len(text)
             part = self._encode_group([text[begin:end]])[0]
             own = part.offsets[:, 0] >= read - begin
-            parts.append(Encoding(ids=part.ids[own], offsets=part.offsets[own] + begin, word_starts=own))
+            offsets, word_starts = part.offsets[own] + begin, part.word_starts[own]
+            parts.append(Encoding(ids=part.ids[own], offsets=offsets, word_starts=word_starts))
             begin, read = (link.start(), end) if link else (end, end)
-        ids = np.concatenate([part.ids for part in parts])
-        offsets = np.concatenate([part.offsets for part in parts])
-        return Encoding(ids=ids, offsets=offsets, word_starts=self._word_starts(ids))
+        ids, offsets, word_starts = (
+            np.concatenate([getattr(part, name) for part in parts]) for name in ("ids", "offsets", "word_starts")
+        )
+        return Encoding(ids=ids, offsets=offsets, word_starts=word_starts)
 
     def _encode_group(self, texts: list[str]) -> list[Encoding]:
         most = self._longest_word
@@ -263,7 +265,7 @@ class Tokenizer:
                 raise
             _warn_of_surrogates()
             encodings = self.backend.encode_batch(whole, add_special_tokens=False)
-        return [self._encoding(item) for item in encodings]
+        return [self._encoding(text, item) for text, item in zip(texts, encodings, strict=True)]
 
     def encode_corpus(self, texts: Sequence[str]) -> CorpusTokens:
         """Tokens of many texts, for building a corpus, on one core; a special token written in a text is ordinary text
@@ -273,7 +275,10 @@ class Tokenizer:
         read. Give about a megabyte at a time.
         """
         tokens = self._chunks(texts) if self._chunks else tokenize(self._plain, texts)
-        word_starts = self._word_starts(tokens.ids, tokens.bounds[:-1])
+        if self._word_starts is None:
+            word_starts = word_starts_in(texts, tokens.starts, tokens.bounds)
+        else:
+            word_starts = self._word_starts(tokens.ids, tokens.bounds[:-1])
         return CorpusTokens(tokens.ids, tokens.starts, word_starts, tokens.bounds)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
@@ -414,13 +419,20 @@ class Tokenizer:
 
     # Inside.
 
-    def _encoding(self, item: tokenizers.Encoding) -> Encoding:
+    def _encoding(self, text: str, item: tokenizers.Encoding) -> Encoding:
         ids = np.array(item.ids, np.int32)
         offsets = np.array(item.offsets, np.int32).reshape(-1, 2)
-        return Encoding(ids=ids, offsets=offsets, word_starts=self._word_starts(ids))
+        if self._word_starts is None:
+            word_starts = word_starts_in([text], skip_space(text, offsets[:, 0]), np.array([0, len(ids)]))
+        else:
+            word_starts = self._word_starts(ids)
+        return Encoding(ids=ids, offsets=offsets, word_starts=word_starts)
 
     @functools.cached_property
-    def _word_starts(self) -> WordStarts:
+    def _word_starts(self) -> WordStarts | None:
+        """Word starts from token ids; None if they follow from the text alone."""
+        if not tokens_show_words(json.loads(self.backend.to_str())):
+            return None
         return WordStarts(self._tokens, self.kind, self.special.all_special)
 
     @functools.cached_property

@@ -5,6 +5,9 @@ these (``world`` in ``hello-world``). So the words are those of BERT's basic tok
 punctuation that is one token is one word. ALBERT's rule for SentencePiece (``_is_start_piece_sp``) differs in two
 points: there a piece after punctuation continues the word of the punctuation, and a piece with a digit always starts a
 word.
+
+Tokens of these kinds show it themselves (:class:`WordStarts`); for others, such as a BPE of characters, the text does
+(:func:`word_starts_in`).
 """
 
 from __future__ import annotations
@@ -12,8 +15,11 @@ from __future__ import annotations
 import string
 import unicodedata
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
+
+from encoderlab.ranges import offsets
 
 # Classes of a token's first and last character: the inside of a character; letters of words; white space; what
 # is a word of its own (punctuation, Chinese characters); the end of a token that is but a space.
@@ -46,6 +52,33 @@ def char_class(char: str) -> int:
     if char.isspace():
         return OPEN
     return OTHER if is_cjk(char) or is_punctuation(char) else LETTER
+
+
+def tokens_show_words(parts: dict[str, Any]) -> bool:
+    """Whether the tokens of this ``tokenizer.json`` show where words start: ``##`` within words, GPT-2's letters for
+    bytes, or ``▁`` before words.
+    """
+    model, splitter = parts["model"], str(parts["pre_tokenizer"])
+    if model["type"] == "WordPiece":
+        return model["continuing_subword_prefix"] == "##"
+    return ("ByteLevel" if model["type"] == "BPE" else "▁") in splitter
+
+
+def word_starts_in(texts: Sequence[str], starts: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """Word starts from the texts: (n,) bool.
+
+    ``starts`` (n,) are the characters at which tokens start, white space before them skipped; those of text i are
+    ``bounds[i]`` to ``bounds[i + 1]``.
+    """
+    firsts = offsets(np.array([len(text) + 1 for text in texts]))[:-1]  # of the texts, with a space before each
+    codes = np.frombuffer("".join(f" {text}" for text in texts).encode("utf-32-le", "surrogatepass"), np.uint32)
+    present, places = np.unique(codes, return_inverse=True)
+    classes = np.array([char_class(chr(code)) for code in present], np.int8)[places]
+    classes = np.append(classes, OPEN)  # a token of white space at the end of the last text
+    before = np.repeat(firsts, np.diff(bounds)) + starts
+    found = (classes[before] != LETTER) | (classes[before + 1] == OTHER)
+    found[1:] &= before[1:] != before[:-1]  # parts of one character
+    return found
 
 
 class WordStarts:
