@@ -218,6 +218,20 @@ def test_files_of_several_frames(tmp_path, suffix):
     assert read(path) == [["one"], ["two"], ["three"]]
 
 
+@pytest.mark.parametrize("suffix", [suffix for suffix in COMPRESS if suffix])
+def test_what_follows_a_compressed_stream_is_another_one(tmp_path, suffix):
+    path = tmp_path / f"a.txt{suffix}"
+    one, two = COMPRESS[suffix](b"one\n\n"), COMPRESS[suffix](b"two")
+    path.write_bytes(one + bytes(40_000) + two + bytes(10))
+    assert read(path) == [["one"], ["two"]]
+    for rest in (b"x" + two[1:], b"<html>", two[:-3]):
+        path.write_bytes(one + rest)
+        with pytest.raises(
+            DataError, match=r"a.txt.\w+: (no gzip, or damaged|damaged|cannot be read|.* ends too early)"
+        ):
+            read(path)
+
+
 @pytest.mark.parametrize("suffix", COMPRESS)
 def test_compressed_members_of_an_archive(tmp_path, suffix):
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import bz2
 import codecs
 import contextlib
+import functools
 import gzip
 import io
 import json
@@ -14,7 +15,7 @@ import lzma
 import os
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -73,7 +74,12 @@ class File:
             DataError: it is a pipe or a device.
         """
         refuse_pipe(self.path)
-        openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open, ".zst": _open_zstd}
+        openers: dict[str, Any] = {
+            ".gz": gzip.open,
+            ".xz": functools.partial(_open_streams, lzma.LZMADecompressor),
+            ".bz2": functools.partial(_open_streams, bz2.BZ2Decompressor),
+            ".zst": _open_zstd,
+        }
         opener = openers.get(Path(self.member or self.path).suffix.lower())
         if self.member is None and opener is None:
             return open_file(self.path, stop)
@@ -136,19 +142,26 @@ def _open_zstd(source: Path | IO[bytes]) -> Any:
     name = source if isinstance(source, Path) else source.name
     with optional("zstandard", "data", f"reading {name}"):
         import zstandard
+    return _open_streams(zstandard.ZstdDecompressor().decompressobj, source)
+
+
+def _open_streams(start: Callable[[], Any], source: Path | IO[bytes]) -> Any:
     file = open(source, "rb") if isinstance(source, Path) else source
-    return io.BufferedReader(_ZstdFile(file, zstandard.ZstdDecompressor()), BLOCK)
+    return io.BufferedReader(_Streams(file, start), BLOCK)
 
 
-class _ZstdFile(io.RawIOBase):
-    """A zstd file of any number of frames (pzstd writes several); truncation is an error. The reader of ``zstandard``
-    itself stops after the first frame, and ignores truncation.
+class _Streams(io.RawIOBase):
+    """A file of any number of compressed streams, with zeros between them or none (pzstd, pbzip2 and Wikipedia write
+    several). Truncation, and bytes after a stream that begin no other, are errors. The readers of ``bz2`` and ``lzma``
+    end without a word where a stream begins with damage, that of ``zstandard`` after the first stream.
+
+    Args:
+        start: makes the decompressor of one stream.
     """
 
-    def __init__(self, file: IO[bytes], decompressor: Any) -> None:
-        self._file = file
-        self._decompressor = decompressor
-        self._frame: Any = None
+    def __init__(self, file: IO[bytes], start: Callable[[], Any]) -> None:
+        self._file, self._start = file, start
+        self._stream: Any = None
         self._left = memoryview(b"")
 
     def readable(self) -> bool:
@@ -156,15 +169,21 @@ class _ZstdFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         while not self._left:
-            data = self._frame.unused_data if self._frame is not None and self._frame.eof else b""
-            data = data or self._file.read(1 << 14)
-            if not data:
-                if self._frame is not None and not self._frame.eof:
+            if self._stream is None or self._stream.eof:
+                data = b"" if self._stream is None else self._stream.unused_data.lstrip(b"\0")
+                while not data and (more := self._file.read(1 << 14)):
+                    data = more.lstrip(b"\0")
+                if not data:
+                    return 0
+                self._stream = self._start()
+            elif getattr(self._stream, "needs_input", True):
+                data = self._file.read(1 << 14)
+                if not data:
                     raise EOFError
-                return 0
-            if self._frame is None or self._frame.eof:
-                self._frame = self._decompressor.decompressobj()
-            self._left = memoryview(self._frame.decompress(data))
+            else:
+                data = b""
+            bounded = (BLOCK,) if hasattr(self._stream, "needs_input") else ()  # zstandard gives all that there is
+            self._left = memoryview(self._stream.decompress(data, *bounded))
         size = min(len(buffer), len(self._left))
         buffer[:size] = self._left[:size]
         self._left = self._left[size:]
