@@ -400,6 +400,30 @@ def test_few_long_texts_of_parquet_are_held_at_a_time(tmp_path, monkeypatch):
         assert sum(sizes) == 1100 and max(sizes) <= most and len(sizes) <= 3 * 1100 / most
 
 
+def test_parquet_with_bytes_that_are_no_utf8(tmp_path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    texts = pyarrow.array([b"good", b"caf\xe9", None, b"more"]).view(pyarrow.string())
+    lists = pyarrow.ListArray.from_arrays([0, 2, 2, 4], texts)
+    for column, expected in [
+        (texts, [["good"], ["caf\ufffd"], ["more"]]),
+        (texts.dictionary_encode(), [["good"], ["caf\ufffd"], ["more"]]),
+        (lists.slice(0, 1), [["good", "caf\ufffd"]]),
+    ]:
+        parquet.write_table(pyarrow.table({"text": column}), tmp_path / "a.parquet")
+        assert read(tmp_path / "a.parquet") == expected
+    with pytest.raises(DataError, match=r"a.parquet: row 1: invalid UTF-8.*--invalid-utf8 replace"):
+        read(tmp_path / "a.parquet", invalid_utf8="refuse")
+
+
+def test_parquet_with_two_columns_of_one_name(tmp_path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    twice = pyarrow.Table.from_arrays([pyarrow.array(["x"]), pyarrow.array(["y"])], names=["text", "text"])
+    parquet.write_table(twice, tmp_path / "a.parquet")
+    for field in (None, "text"):
+        with pytest.raises(DataError, match="a.parquet: two columns are called 'text'; rename one of them"):
+            read(tmp_path / "a.parquet", field=field)
+
+
 def test_parquet_columns(tmp_path):
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     table = pyarrow.table({"title": ["t", None], "summary": ["s", "r"], "n": [1, 2]})

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from encoderlab.corpus.sources import Source, readable_name, table_rows
+from encoderlab.corpus.sources import Source, only_column, readable_name, table_rows
 from encoderlab.errors import DataError
 from encoderlab.records.opening import BLOCK, column_batches, errors_of
 from encoderlab.records.reading import MAX_RECORD
@@ -227,9 +227,7 @@ def _table_texts(source: Source) -> Iterator[tuple[int, str | dict[str, str]]]:
     if isinstance(column, str):
         header = next((row.cells for row in rows if row.cells), [])
         named = [readable_name(name) for name in header]
-        if named.count(column) > 1:
-            raise DataError(f"{source.name}: two columns are called {column!r}; rename one of them")
-        column, width = named.index(column), len(header)
+        column, width = named.index(only_column(column, named, source)), len(header)
     for line, cells, problem in rows:
         cut = any(cells[width:])  # by a separator in the text
         if problem:
@@ -249,6 +247,23 @@ def _parquet_texts(source: Source, start: int, stop: int | None) -> Iterator[tup
     groups = range(first, last) if source.groups else None
     end = source.groups[last - 1].end if stop is not None else None
     batches = column_batches(source.file, [str(source.field)], groups, end)
-    texts = itertools.chain.from_iterable(batch.column(0).to_pylist() for batch in batches)
+    texts = itertools.chain.from_iterable(_column_texts(batch.column(0)) for batch in batches)
     rows = enumerate(texts, edges[first] + 1)
     yield from ((number, text or "") for number, text in itertools.islice(rows, start - edges[first], None))
+
+
+def _column_texts(column: Any) -> list[Any]:
+    """The texts of a column; bytes that are not UTF-8, which Arrow allows, become halves of surrogate pairs."""
+    try:
+        return column.to_pylist()
+    except UnicodeDecodeError:
+        return [_scalar_text(scalar) for scalar in column]
+
+
+def _scalar_text(scalar: Any) -> Any:
+    if not scalar.is_valid:
+        return None
+    if hasattr(scalar, "values"):
+        return [_scalar_text(item) for item in scalar.values]
+    text = getattr(scalar, "value", scalar)  # of a category
+    return text.as_buffer().to_pybytes().decode(errors="surrogateescape")

@@ -6,7 +6,7 @@ import codecs
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -232,6 +232,7 @@ def _parquet_field(source: Source, reading: Reading) -> str:
         DataError: no such column, or several.
     """
     schema = column_schema(source.file)
+    names = [item.name for item in schema]
     kinds = ("string", "large_string", "string_view")
     columns = listed([f"{item.name} ({item.type})" for item in schema])
     strings = [item.name for item in schema if str(item.type) in kinds]
@@ -240,13 +241,20 @@ def _parquet_field(source: Source, reading: Reading) -> str:
     if reading.field is not None:
         if reading.field not in texts:
             raise DataError(f"{source.name}: no text column {reading.field!r}; it has {columns}")
-        return str(reading.field)
+        return only_column(str(reading.field), names, source)
     known = next((name for name in TEXT_FIELDS if name in texts), None)
     only = strings or texts
     if known is None and len(only) != 1:
         remedy = "give --field" if texts else "text is of type string, or a list of strings"
         raise DataError(f"{source.name}: which column holds the text? it has {columns}; {remedy}")
-    return known or only[0]
+    return only_column(known or only[0], names, source)
+
+
+def only_column(column: str, names: Sequence[str], source: Source) -> str:
+    """``column``, which must not be among the names of a table's columns twice."""
+    if names.count(column) > 1:
+        raise DataError(f"{source.name}: two columns are called {column!r}; rename one of them")
+    return column
 
 
 def table_rows(source: Source) -> Iterator[TableRow]:

@@ -295,6 +295,8 @@ def errors_of(name: str) -> Iterator[None]:
         raise DataError(f"{name}: the compressed data ends too early; the file is truncated, fetch it again") from None
     except gzip.BadGzipFile as error:
         raise DataError(f"{name}: no gzip, or damaged ({error}); rename the file, or fetch it again") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{name}: not UTF-8 ({error.reason}); convert the file to UTF-8") from None
     except (zlib.error, lzma.LZMAError, zipfile.BadZipFile) as error:
         raise DataError(f"{name}: damaged ({error}); fetch the file again") from None
     except OSError as error:

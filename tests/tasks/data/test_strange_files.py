@@ -62,6 +62,14 @@ def test_two_columns_of_one_name(tmp_path: Path) -> None:
         task_of(tmp_path / "t.parquet")
 
 
+def test_texts_of_parquet_that_are_no_utf8(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    texts = arrow.array([b"good", b"caf\xe9"]).view(arrow.string())
+    parquet.write_table(arrow.table({"text": texts, "label": ["x", "y"]}), tmp_path / "t.parquet")
+    with pytest.raises(DataError, match="t.parquet: not UTF-8 .*; convert the file to UTF-8"):
+        task_of(tmp_path / "t.parquet")
+
+
 def test_a_header_of_numbers(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the first row is a header of numbers; give its columns names"):
         read(tmp_path / "t.csv", "0,1\nsome text,x\nother text,y\n", text="0", label="1")
