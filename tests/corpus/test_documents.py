@@ -400,6 +400,17 @@ def test_few_long_texts_of_parquet_are_held_at_a_time(tmp_path, monkeypatch):
         assert sum(sizes) == 1100 and max(sizes) <= most and len(sizes) <= 3 * 1100 / most
 
 
+@pytest.mark.parametrize("batches", [0, 1, 2])
+@pytest.mark.parametrize("form", ["file", "stream"])
+def test_both_formats_of_arrow(tmp_path, form, batches):
+    pyarrow = pytest.importorskip("pyarrow")
+    batch = pyarrow.record_batch({"n": [1, 2], "text": ["one", None]})
+    with getattr(pyarrow.ipc, f"new_{form}")(tmp_path / "a.arrow", batch.schema) as file:
+        for _ in range(batches):
+            file.write(batch)
+    assert read(tmp_path / "a.arrow") == [["one"]] * batches
+
+
 def test_parquet_with_bytes_that_are_no_utf8(tmp_path):
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     texts = pyarrow.array([b"good", b"caf\xe9", None, b"more"]).view(pyarrow.string())

@@ -213,7 +213,7 @@ def column_schema(file: File) -> Any:
 def row_groups(file: File, column: str) -> tuple[RowGroup, ...]:
     """The row groups of a Parquet file; none of an Arrow file."""
     with _open_columns(file) as opened:
-        if not hasattr(opened, "metadata"):
+        if not hasattr(opened, "iter_batches"):
             return ()
         groups = [opened.metadata.row_group(number) for number in range(opened.metadata.num_row_groups)]
     found = []
