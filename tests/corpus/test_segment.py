@@ -84,6 +84,19 @@ def test_a_function_that_gives_no_words_is_refused(words: object) -> None:
         word_start_offsets("北京", lambda text: words)  # type: ignore[arg-type, return-value]
 
 
+@pytest.mark.parametrize("content", ["def cut(:", "raise KeyError('x')"])
+def test_a_module_that_fails_is_named_with_its_error(
+    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"broken{len(content)}"
+    (tmp_path / f"{name}.py").write_text(content)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        ConfigError, match=rf"segmenter '{name}:cut' cannot be imported \((Syntax|Key)Error: .*; correct"
+    ):
+        load_segmenter(f"{name}:cut")
+
+
 def test_a_function_that_fails_is_named_with_its_error() -> None:
     with pytest.raises(DataError, match="the segmenter fails on '北京' .KeyError: '北'"):
         word_start_offsets("北京", lambda text: [{}[text[0]]])

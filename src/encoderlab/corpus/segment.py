@@ -46,6 +46,9 @@ def load_segmenter(name: str) -> Segment:
         raise ConfigError(
             f"segmenter {name!r} cannot be imported ({error}); put the module in the current folder, or install it"
         ) from None
+    except Exception as error:  # the module is the user's
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"segmenter {name!r} cannot be imported ({reason}); correct the module") from error
     finally:
         sys.path.remove(folder)
     if not callable(segment):
