@@ -153,7 +153,7 @@ def _open_streams(start: Callable[[], Any], source: Path | IO[bytes]) -> Any:
 class _Streams(io.RawIOBase):
     """A file of any number of compressed streams, with zeros between them or none (pzstd, pbzip2 and Wikipedia write
     several). Truncation, and bytes after a stream that begin no other, are errors. The readers of ``bz2`` and ``lzma``
-    end without a word where a stream begins with damage, that of ``zstandard`` after the first stream.
+    end silently where a stream begins with damage, that of ``zstandard`` after the first stream.
 
     Args:
         start: makes the decompressor of one stream.
