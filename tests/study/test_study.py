@@ -225,6 +225,67 @@ def test_other_settings_in_the_same_folder_are_refused(place: Path) -> None:
     assert len(more.done) == 4  # seeds may be added
 
 
+def test_a_file_that_changed_while_runs_are_half_done_is_refused_and_can_be_restored(place: Path) -> None:
+    fields: dict[str, Any] = {"measures": [], "tune": None, "seeds": 1}
+    out = place / "half"
+
+    checkpoint = out / "cells/few/steps-4/seed-1/checkpoints/step-000002"
+    assert len(run(StudyPlan.read(written(place, **fields)), out, InProcess(most=0)).missing) == 2
+    checkpoint.mkdir(parents=True)  # as an interrupted run leaves it
+    execute = InProcess()
+    with pytest.raises(ConfigError, match="few/steps-4/seed-1: was run with another recipe"):
+        run(StudyPlan.read(written(place, **fields, set={**SMALL["set"], "optim.lr": 3e-4})), out, execute)
+    assert not execute.done and not (out / "results").exists()
+    shutil.rmtree(out / "cells")
+    assert len(run(StudyPlan.read(written(place, **fields)), out, execute).done) == 2
+
+
+def test_measures_of_other_data_or_settings_do_not_mix(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "cola").mkdir()
+    words = (place / "pairs.txt").read_text().split()
+
+    def data(first: int) -> None:
+        for name, count in (("train", 24), ("dev", 12)):
+            rows = (f"gj04\t{(n + first) % 2}\t\t{words[n]} {words[n + 1]} {n}" for n in range(count))
+            (tmp_path / "cola" / f"{name}.tsv").write_text("\n".join(rows) + "\n")
+
+    def finished(*measures: dict[str, Any], execute: InProcess, seeds: int = 1) -> list[dict[str, float]]:
+        plan = StudyPlan.read(written(place, tune=None, seeds=seeds, measures=list(measures), arms={"few": None}))
+        results = run(plan, place / "measured", execute)
+        assert not results.failed
+        return [cell["scores"] for cell in results.done.values()]
+
+    data(0)
+    file = tmp_path / "pairs.txt"
+    file.write_text((place / "pairs.txt").read_text())
+    pairs = {"kind": "pairs", "data": [str(file)]}
+    task = {"kind": "finetune", "task": "cola", "data": str(tmp_path), "set": {"steps": 2}}
+    execute = InProcess()
+    (before,) = finished(pairs, task, execute=execute)
+    file.write_text("\n".join(reversed(file.read_text().split("\n"))))  # every pair the other way round
+    first, _ = finished(pairs, task, execute=execute, seeds=2)
+    assert first["minimal pairs"] == pytest.approx(1 - before["minimal pairs"]) and len(execute.done) == 3
+    with pytest.raises(ConfigError, match="seed-1: was measured by cola with other settings; restore these"):
+        finished(pairs, {**task, "set": {"steps": 3}}, execute=execute)
+    data(1)
+    with pytest.raises(ConfigError, match="seed-1: was measured by cola with other data; restore these, or give the"):
+        finished(pairs, task, execute=execute)
+    (named,) = finished(pairs, {**task, "name": "CoLA"}, execute=execute)
+    assert {"CoLA", "minimal pairs"} < named.keys() and len(execute.done) == 4
+
+
+def test_data_that_changes_while_a_study_runs_is_named(place: Path, tmp_path: Path) -> None:
+    file = tmp_path / "pairs.txt"
+    file.write_text((place / "pairs.txt").read_text())
+    plan = StudyPlan.read(written(place, tune=None, seeds=1, measures=[{"kind": "pairs", "data": [str(file)]}]))
+
+    run(plan, place / "changing", InProcess(most=0))
+    file.write_text("One sentence.\nAnother sentence.\n")
+    (spec, _) = sorted((place / "changing" / "specs").rglob("*.json"))
+    with pytest.raises(DataError, match="minimal pairs: its data has changed since the study began; restore it"):
+        cell.run(json.loads(spec.read_text()))
+
+
 def test_results_count_in_another_place(
     place: Path, whole: tuple[dict[str, Any], str, list[str]], tmp_path: Path
 ) -> None:

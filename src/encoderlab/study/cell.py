@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from encoderlab.config import from_dict
-from encoderlab.errors import EncoderlabError, Stopped
+from encoderlab.errors import DataError, EncoderlabError, Stopped
 from encoderlab.execution.local import stop_with_parent
 from encoderlab.files import finite
 from encoderlab.interchange.load import load, load_pair
@@ -29,8 +29,8 @@ from encoderlab.measure.pairs.scorers import scorers_of
 from encoderlab.measure.runs import RunRecord, asked, read_run
 from encoderlab.model import count_parameters
 from encoderlab.sealed import write_record
-from encoderlab.study.file import Finetune, Measure, Pairs, Probe, folder_name
-from encoderlab.study.plan import task_fields
+from encoderlab.study.file import KINDS, Finetune, Pairs, folder_name
+from encoderlab.study.plan import data_hash, task_fields
 from encoderlab.tasks.data import suites
 from encoderlab.tasks.data.splits import usable_splits
 from encoderlab.tasks.runs import trials
@@ -42,7 +42,6 @@ from encoderlab.train.pretraining import pretrain
 from encoderlab.train.recipe import Recipe
 
 log = logging.getLogger(__name__)
-KINDS: dict[str, type[Measure]] = {"pairs": Pairs, "finetune": Finetune, "probe": Probe}
 
 
 def run(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,7 +64,9 @@ def run(spec: Mapping[str, Any]) -> dict[str, Any]:
     details: dict[str, Any] = {}
     for data in spec["measures"]:
         measure = from_dict(KINDS[data["kind"]], data)
-        log.info("measuring %s", data["name"] or data.get("task"))
+        log.info("measuring %s", measure.title)
+        if (spec.get("data") or {}).get(measure.title, now := data_hash(measure, base)) != now:
+            raise DataError(f"{measure.title}: its data has changed since the study began; restore it")
         scores[measure.title], details[measure.title] = (
             _pairs(measure, base, folder)
             if isinstance(measure, Pairs)
@@ -88,6 +89,7 @@ def run(spec: Mapping[str, Any]) -> dict[str, Any]:
         },
         "details": details,
         "measures": spec["measures"],
+        "data": spec.get("data"),
         "curve": _curve(record),
     }
 

@@ -99,6 +99,7 @@ class Probe(Finetune):
 
 
 Measure = Pairs | Finetune | Probe
+KINDS: dict[str, type[Measure]] = {"pairs": Pairs, "finetune": Finetune, "probe": Probe}
 
 
 @dataclass(frozen=True, kw_only=True)

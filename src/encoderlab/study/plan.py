@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,12 +15,13 @@ from encoderlab.config import flatten, override, value_at
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
+from encoderlab.files import sha256
 from encoderlab.measure.estimate import Estimate, estimate, teacher_of
 from encoderlab.measure.pairs.evaluate import survey
 from encoderlab.measure.pairs.reading import find
 from encoderlab.measure.pairs.scorers import scorers_of
 from encoderlab.model import count_parameters
-from encoderlab.study.file import Arm, Finetune, Pairs, Probe, Study, folder_name, read
+from encoderlab.study.file import Arm, Finetune, Measure, Pairs, Probe, Study, folder_name, read
 from encoderlab.tasks.data import suites
 from encoderlab.tasks.data.splits import check_splits, usable_splits
 from encoderlab.tasks.runs.protocol import at_point
@@ -132,6 +134,11 @@ class StudyPlan:
         measured = (measure.data for measure in self.study.measures)
         files = [file for data in measured for file in ((data,) if isinstance(data, str) else data)]
         return list(dict.fromkeys([*map(self.corpus, self.arms), *(self.base / file for file in files)]))
+
+    @cached_property
+    def data(self) -> dict[str, str]:
+        """A hash of the data of every measure, by its title."""
+        return {measure.title: data_hash(measure, self.base) for measure in self.study.measures}
 
     def base_value(self, arm: str) -> float:
         """The value of the tuned field in an arm's recipe."""
@@ -286,6 +293,16 @@ def task_fields(measure: Finetune) -> dict[str, Any]:
     """The fields of fine-tuning that a measure sets."""
     probe = {"frozen.layers": measure.layers, "frozen.lstm_layers": 0} if isinstance(measure, Probe) else {}
     return {**probe, **flatten(measure.set)}
+
+
+def data_hash(measure: Measure, base: Path) -> str:
+    """The hash of the files that a measure reads."""
+    if isinstance(measure, Pairs):
+        hashes = [sha256(path) for path in find([base / place for place in measure.data])]
+    else:
+        splits = usable_splits(suites.task(measure.task), base / measure.data)
+        hashes = [f"{name} {split.sha256}" for name, split in splits.items()]
+    return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
 
 
 @contextmanager

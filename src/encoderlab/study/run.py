@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,10 @@ from encoderlab.errors import ConfigError
 from encoderlab.execution.local import Ended, Execute, Job
 from encoderlab.messages import Say, silent
 from encoderlab.sealed import Damaged, read_record, write_record
+from encoderlab.study.file import KINDS, Finetune, Measure
 from encoderlab.study.plan import Cell, StudyPlan
 from encoderlab.study.results import Results
+from encoderlab.train.folder import trained
 from encoderlab.train.recipe import Recipe
 
 
@@ -85,7 +87,7 @@ def _run(
             known = None
             say(f"{error}; {cell.name} is measured again")
         if known is not None:
-            if known["status"] == "done" and known.get("measures") == spec["measures"]:
+            if known["status"] == "done" and _is_measured(known, spec):
                 results[cell.name] = known
                 continue
             if known["status"] == "failed" and not retry:
@@ -135,6 +137,7 @@ def _spec(plan: StudyPlan, cell: Cell, out: Path) -> dict[str, Any]:
         "run": str((out / cell.name).resolve()),
         "tasks": str((out / "tasks" / cell.name).resolve()),
         "measures": [] if cell.trial is not None else [to_dict(measure) for measure in plan.study.measures],
+        "data": {} if cell.trial is not None else plan.data,
         "base": str(plan.base),
         "threads": plan.study.threads,
     }
@@ -144,12 +147,11 @@ def _known(path: Path, result: Path, spec: dict[str, Any], cell: Cell) -> dict[s
     """The result of a cell, if it has one; its input is in the file ``path``. The corpus may have moved since.
 
     Raises:
-        ConfigError: the folder's cell of that name has another recipe or corpus.
+        ConfigError: the folder's cell of that name was begun with another recipe or corpus, or fine-tuned for a measure
+            with other settings or data.
         Damaged: its result or its input has changed since it was written.
     """
-    try:
-        record = read_record(result)
-    except FileNotFoundError:
+    if not result.exists() and not trained(Path(spec["run"])):
         return None
     try:
         known, asked = read_record(path), json.loads(json.dumps(spec))
@@ -163,7 +165,33 @@ def _known(path: Path, result: Path, spec: dict[str, Any], cell: Cell) -> dict[s
             raise ConfigError(
                 f"{cell.name}: was run with another {key}; restore the study's file, or give another --out"
             )
+    record = read_record(result) if result.exists() else None
+    _check_measures(cell, known if record is None else record, asked)
     return record
+
+
+def _is_measured(known: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
+    """Whether a result has the measures that are asked for; old ones do not name their data."""
+    return known.get("measures") == spec["measures"] and known.get("data") in (None, spec["data"])
+
+
+def _check_measures(cell: Cell, known: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    """Refuse to fine-tune for a measure of the same name with other settings, because its folder has their runs."""
+    before = {one.title: one for one in map(_measure, known.get("measures", ()))}
+    for now in map(_measure, asked["measures"]):
+        had = before.get(now.title)
+        if not isinstance(now, Finetune) or not isinstance(had, Finetune):
+            continue
+        data = (known.get("data") or {}).get(now.title, hashed := asked["data"][now.title]) != hashed
+        if data or replace(had, seeds=1, data="") != replace(now, seeds=1, data=""):
+            raise ConfigError(
+                f"{cell.name}: was measured by {now.title} with other {'data' if data else 'settings'}; restore these, "
+                "or give the measure another name"
+            )
+
+
+def _measure(fields: Mapping[str, Any]) -> Measure:
+    return from_dict(KINDS[fields["kind"]], fields)
 
 
 def _ended(ended: Ended, out: Path) -> dict[str, Any] | None:

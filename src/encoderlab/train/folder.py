@@ -79,7 +79,7 @@ class RunFolder:
                     raise ConfigError(
                         f"{provenance}: names no data; restore the file, or choose another output folder"
                     ) from None
-            if differences and not self._trained():  # an earlier start was refused; nothing would be lost
+            if differences and not trained(self.path):  # an earlier start was refused; nothing would be lost
                 sessions = []
             elif differences:
                 more = f"; {len(differences) - 5} more" if len(differences) > 5 else ""
@@ -98,13 +98,6 @@ class RunFolder:
             )
         write_json(known, to_dict(recipe))  # first, because this file makes the folder a run
         write_json(provenance, {"sessions": [*sessions, describe_session(data)]})
-
-    def _trained(self) -> bool:
-        """Whether the folder holds more than the start of a run: a step of training, a checkpoint, or a result."""
-        if any((self.path / "checkpoints").glob("*")) or (self.path / "model").exists():
-            return True
-        metrics = self.path / METRICS
-        return metrics.exists() and not all(_is_metrics(line, 0) for line in metrics.read_bytes().splitlines(True))
 
     def keep(self, tokenizer: Tokenizer) -> None:
         """Write the tokenizer next to the checkpoints, so that they become models without the corpus.
@@ -211,6 +204,14 @@ class _Log(logging.FileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:
         pass
+
+
+def trained(folder: Path) -> bool:
+    """Whether a run folder holds more than the start of a run: a step of training, a checkpoint, or a result."""
+    if any((folder / "checkpoints").glob("*")) or (folder / "model").exists():
+        return True
+    metrics = folder / METRICS
+    return metrics.exists() and not all(_is_metrics(line, 0) for line in metrics.read_bytes().splitlines(True))
 
 
 def as_now(recipe: Mapping[str, Any], kind: type) -> dict[str, Any]:
