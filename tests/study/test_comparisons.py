@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from encoderlab.study.statistics import compare, holm, power_law, verdict
+from encoderlab.study.statistics import compare, holm, power_law, seeds_needed, verdict
 from encoderlab.tasks.scoring.metrics import t_quantile, two_sided
 
 
@@ -41,6 +41,25 @@ def test_a_paired_comparison() -> None:
 def test_equal_differences_say_nothing_of_their_spread(differences: list[float]) -> None:
     found = compare(differences)
     assert (found["low"], found["high"], found["p"], found["needed"]) == (-math.inf, math.inf, 1.0, None)
+
+
+@pytest.mark.parametrize(("effect", "comparisons"), [(2.0, 1), (1.5, 1), (1.0, 20), (3.0, 20)])
+def test_as_many_seeds_as_needed_show_a_difference(effect: float, comparisons: int) -> None:
+    """Simulated: with the power asked for, and with a seed less a smaller one."""
+
+    def power(seeds: int) -> float:
+        draws = effect + np.random.default_rng(5).standard_normal((40000, seeds))
+        t = draws.mean(1) / (draws.std(1, ddof=1) / seeds**0.5)
+        return float(np.mean(t > t_quantile(seeds - 1, 0.05 / comparisons)))
+
+    seeds = seeds_needed(effect, comparisons)
+    assert power(seeds) > 0.79 and power(seeds - 1) < 0.8
+
+
+def test_small_differences_need_many_seeds() -> None:
+    assert seeds_needed(0.1, 1) == pytest.approx(787, abs=3)  # as printed tables have it
+    assert seeds_needed(1e-9, 1) == 10**6
+    assert compare([0.1, 0.2, 0.4], 20)["needed"] > compare([0.1, 0.2, 0.4])["needed"]  # type: ignore[operator]
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=9))

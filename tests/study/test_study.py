@@ -367,6 +367,7 @@ def test_the_page_is_whole(whole: tuple[dict[str, Any], str, list[str]]) -> None
             {"arms": {"few": None}, "tune": {"field": "objective.masking.mask", "factors": [1, 2]}},
             "arm 'few', the trial of objective.masking.mask 1.6: mask 1.6 and random 0.1 add up to more than 1",
         ),
+        ({"margins": {"minimal pairs": 1}}, "margins.minimal pairs is 1; scores are shares, give 0.01"),
         ({"margins": {"loss": -0.1}}, "margins is -0.1; give at least 0"),
         ({"arms": {"few": {"set": {"model.lm": None}}}}, "arm 'few' at 4 steps: .*LM head"),
         (

@@ -130,7 +130,8 @@ class Study(Bounded):
         tune: the field to search for every arm; null searches nothing.
         measures: further measures; the held-out loss, bits per byte, speed and memory are always measured.
         baseline: every other arm is compared with this one; by default the first. ``claims`` list other comparisons.
-        margins: by measure, the least difference that matters; if the interval excludes it, a claim does not hold.
+        margins: by measure, the least difference that matters, of scores as a share; if the interval excludes it, a
+            claim does not hold.
         threads: of one run. The last bits of its results depend on it, so it belongs to the study.
     """
 
@@ -201,6 +202,9 @@ def read(path: Path) -> tuple[Study, dict[str, Arm]]:
     for name in (*study.margins, *(claim.by for claim in study.claims if claim.by)):
         if name not in known:
             raise ConfigError(f"{where}: there is no measure {name!r}{nearest(name, known)}")
+    for name, margin in study.margins.items():
+        if name in titles and margin >= 1:
+            raise ConfigError(f"{where}: margins.{name} is {margin:g}; scores are shares, so give 0.01 for a point")
     return study, arms
 
 

@@ -148,19 +148,21 @@ class Results:
     @cached_property
     def comparisons(self) -> list[Comparison]:
         """All comparisons that share at least one seed, corrected as one family."""
-        compared = []
+        pairs: list[tuple[tuple[str, str, str], float, list[float]]] = []
         for better, than, by in self._claims:
             if self._obstacle(better, than, by):
                 continue
             for amount in self.plan.study.amounts:
                 one, two = (self.scores(arm, amount, by) for arm in (better, than))
-                seeds = sorted(one.keys() & two.keys())
                 sign = -1 if by in LOWER else 1
-                if seeds:
-                    numbers: dict[str, Any] = compare([sign * (one[seed] - two[seed]) for seed in seeds])
-                    compared.append(
-                        Comparison(better=better, than=than, by=by, amount=amount, seeds=len(seeds), **numbers)
-                    )
+                if seeds := sorted(one.keys() & two.keys()):
+                    pairs.append(((better, than, by), amount, [sign * (one[seed] - two[seed]) for seed in seeds]))
+        compared = []
+        for (better, than, by), amount, differences in pairs:
+            numbers: dict[str, Any] = compare(differences, len(pairs))
+            compared.append(
+                Comparison(better=better, than=than, by=by, amount=amount, seeds=len(differences), **numbers)
+            )
         adjusted = holm([comparison.p for comparison in compared])
         margins = self.plan.study.margins
         return [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
@@ -13,6 +14,7 @@ from encoderlab.tasks.scoring.metrics import mean_interval, t_quantile, two_side
 
 Verdict = Literal["holds", "does not hold", "cannot be told at this budget"]
 LEVEL = 0.05  # of errors, over the family of comparisons
+POWER = 0.8  # with which a difference is to be shown
 ROUNDING = 1e-9  # deviations up to this share are of floating-point numbers
 
 
@@ -21,8 +23,7 @@ class Comparison:
     """Whether arm ``better`` is better ``than`` another by a measure at one budget.
 
     ``difference`` is the mean over seeds, positive if the claim is right, with its 95% interval; ``p`` the two-sided p
-    value of the paired t test, ``adjusted`` after Holm's correction. ``needed``: how many seeds would show a difference
-    of this size with a power of about 80%, before any correction; None if unknown.
+    value of the paired t test, ``adjusted`` after Holm's correction. ``needed``: see :func:`seeds_needed`.
     """
 
     better: str
@@ -39,8 +40,8 @@ class Comparison:
     needed: int | None = None
 
 
-def compare(differences: Sequence[float]) -> dict[str, float | int | None]:
-    """Mean, interval and p value of paired differences over seeds (Student's t)."""
+def compare(differences: Sequence[float], comparisons: int = 1) -> dict[str, float | int | None]:
+    """Mean, interval and p value of paired differences over seeds (Student's t), one of so many ``comparisons``."""
     n = len(differences)
     mean = float(np.mean(differences))
     deviation = float(np.std(differences, ddof=1)) if n > 1 else 0.0
@@ -48,8 +49,23 @@ def compare(differences: Sequence[float]) -> dict[str, float | int | None]:
         return {"difference": mean, "low": -math.inf, "high": math.inf, "p": 1.0, "needed": None}
     low, high = mean_interval(differences)
     p = two_sided(mean / (deviation / n**0.5), n - 1)
-    needed = None if mean == 0 else min(10**6, math.ceil(((1.96 + 0.84) * deviation / mean) ** 2) + 1)
+    needed = seeds_needed(abs(mean) / deviation, comparisons) if mean else None
     return {"difference": mean, "low": low, "high": high, "p": p, "needed": needed}
+
+
+def seeds_needed(effect: float, comparisons: int) -> int:
+    """About how many seeds show a difference of ``effect`` standard deviations with a power of 80%, as one of so many
+    comparisons, each at an equal part of :data:`LEVEL`. At most a million.
+    """
+    tails, beyond = LEVEL / comparisons, 2 * (1 - POWER)
+    normal = NormalDist()
+    least = (normal.inv_cdf(1 - tails / 2) + normal.inv_cdf(POWER)) / effect  # root of the number for a known spread
+    if least > 1000:
+        return 10**6
+    n = max(2, math.ceil(least**2))
+    while n < 1000 and n**0.5 * effect < t_quantile(n - 1, tails) + t_quantile(n - 1, beyond):
+        n += 1
+    return n
 
 
 def holm(values: Sequence[float]) -> list[float]:

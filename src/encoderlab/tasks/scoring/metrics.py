@@ -164,12 +164,12 @@ def two_sided(t: float, freedom: int) -> float:
 
 
 @cache
-def t_quantile(freedom: int) -> float:
-    """The t that 2.5% of Student's distribution exceed, by bisection."""
+def t_quantile(freedom: int, tails: float = 0.05) -> float:
+    """The t beyond which, on both sides, ``tails`` of Student's distribution lie, by bisection."""
     low, high = 0.0, 1e3
     for _ in range(80):
         middle = (low + high) / 2
-        low, high = (middle, high) if two_sided(middle, freedom) > 0.05 else (low, middle)
+        low, high = (middle, high) if two_sided(middle, freedom) > tails else (low, middle)
     return high
 
 
