@@ -314,6 +314,8 @@ def test_other_tokens_of_the_same_text_compare_by_bits_per_byte(place: Path) -> 
 
 def test_the_page_is_whole(whole: tuple[dict[str, Any], str, list[str]]) -> None:
     _, page, _ = whole
+    assert "Comparisons in which the claim holds: 0; does not hold: 0; cannot be told at this budget: 1." in page
+    assert "bits per byte in bits" in page and "Seeds of every arm: 1, 2." in page
     for text in ("Quality against cost", "Learning curves", "What was tuned", "What is equal", "many better than few"):
         assert text in page
     assert "<svg" in page and "nan" not in page.lower().replace("nancy", "")
@@ -352,6 +354,7 @@ def test_the_page_is_whole(whole: tuple[dict[str, Any], str, list[str]]) -> None
         ({"tune": {"factors": []}}, "give different numbers above 0"),
         ({"measures": [{"kind": "pairs", "data": ["absent.txt"]}]}, "absent.txt: no such file"),
         ({"measures": [{"kind": "finetune", "task": "colla", "data": "."}]}, "colla"),
+        ({"measures": [{"kind": "finetune", "task": "glue", "data": "."}]}, "glue is a suite; give one of cola, "),
         ({"measures": [{"kind": "glue"}]}, "unknown kind 'glue'"),
         ({"measures": [{"kind": "pairs", "data": []}]}, "measures.0.data is .*; give at least 1 entry"),
         ({"measures": [{"kind": "finetune", "task": "cola", "data": ".", "name": "../a"}]}, "measure '../a'"),
@@ -367,7 +370,7 @@ def test_the_page_is_whole(whole: tuple[dict[str, Any], str, list[str]]) -> None
             {"arms": {"few": None}, "tune": {"field": "objective.masking.mask", "factors": [1, 2]}},
             "arm 'few', the trial of objective.masking.mask 1.6: mask 1.6 and random 0.1 add up to more than 1",
         ),
-        ({"margins": {"minimal pairs": 1}}, "margins.minimal pairs is 1; scores are shares, give 0.01"),
+        ({"margins": {"minimal pairs": 1}}, "margins.minimal pairs is 1; scores are shares, so give 0.01"),
         ({"margins": {"loss": -0.1}}, "margins is -0.1; give at least 0"),
         ({"arms": {"few": {"set": {"model.lm": None}}}}, "arm 'few' at 4 steps: .*LM head"),
         (

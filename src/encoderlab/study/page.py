@@ -51,12 +51,12 @@ def _summary(results: Results) -> str:
     study, counts = results.plan.study, Counter(one.verdict for one in results.comparisons)
     budgets = ", ".join(f"{amount:.3g}" for amount in study.amounts)
     seeds = len(study.seed_numbers)
-    words = (
-        f"{len(results.plan.arms)} arms at {budgets} {study.unit_name}, {seeds} seed{'s' * (seeds > 1)} each. In "
-        f"{len(results.comparisons)} comparisons the claim holds {counts['holds']} times, does not hold "
-        f"{counts['does not hold']} times, and cannot be told at this budget "
-        f"{counts['cannot be told at this budget']} times."
-    )
+    words = f"{len(results.plan.arms)} arms at {budgets} {study.unit_name}, {seeds} seed{'s' * (seeds > 1)} each."
+    if results.comparisons:
+        words += (
+            f" Comparisons in which the claim holds: {counts['holds']}; does not hold: {counts['does not hold']}; "
+            f"cannot be told at this budget: {counts['cannot be told at this budget']}."
+        )
     left = len(results.missing)
     return words + (f" {left} run{'s are' if left > 1 else ' is'} not finished." if left else "")
 

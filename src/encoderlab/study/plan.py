@@ -274,9 +274,8 @@ class StudyPlan:
         if len(formats) > 1:
             remarks.append(f"They are packed into rows as each recipe has it: {', '.join(sorted(formats))}.")
         budgets = " or ".join(f"{amount:.3g}" for amount in study.amounts)
-        remarks.append(
-            f"Every run has the same budget: {budgets} {study.unit_name}, and one of {len(study.seed_numbers)} seeds."
-        )
+        seeds = ", ".join(map(str, study.seed_numbers))
+        remarks.append(f"Every run has the same budget: {budgets} {study.unit_name}. Seeds of every arm: {seeds}.")
         if study.tune is None:
             remarks.append("Nothing was tuned: every arm has the values of its recipe.")
         else:

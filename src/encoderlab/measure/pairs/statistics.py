@@ -41,8 +41,9 @@ def tabulate(
     """The table of one measure.
 
     Each interval is the middle 95% of 1,000 resamplings of the pairs within every paradigm. Paradigms are not
-    resampled: the interval is about other sentences of the same paradigms. Where all pairs of a paradigm end alike,
-    resampling would never vary; there its share is drawn from Beta(n + 1/2, 1/2) (Jeffreys' prior).
+    resampled: the interval is about other sentences of the same paradigms. Where all pairs of a paradigm are right,
+    or all wrong, resampling would never vary; there its share is drawn from Beta(n + 1/2, 1/2) (Jeffreys' prior).
+    Where all are ties that count half, it is one half.
 
     Args:
         margins: (n,) score of the acceptable sentence minus that of the other; above 0 is right, 0 a tie.

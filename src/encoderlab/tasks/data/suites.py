@@ -370,8 +370,10 @@ def task(name: str) -> Task:
     """The task called ``name``, see :func:`find`.
 
     Raises:
-        ConfigError: unknown name; the message gives the nearest one.
+        ConfigError: a suite, or an unknown name; the message gives the nearest one.
     """
     if (known := find(name)) is not None:
         return known
+    if (several := SUITES.get(name.lower())) is not None:
+        raise ConfigError(f"{name} is a suite; give one of {', '.join(several)}")
     raise ConfigError(f"unknown task {name!r}{nearest(name, [*TASKS, *SUITES])}")
