@@ -15,6 +15,7 @@ from encoderlab.batches.permutation import Targets
 from encoderlab.errors import ConfigError
 from encoderlab.inspection.heads import attentions, check_heads, importance, least_important, losses, without_heads
 from encoderlab.inspection.language import batches_of, objective_of
+from encoderlab.inspection.pruning import OnText
 from encoderlab.interchange import huggingface
 from encoderlab.interchange.load import load
 from encoderlab.model import Model
@@ -249,6 +250,15 @@ def test_a_model_that_predicts_both_ways_is_measured_both_ways(tmp_path: Path) -
     assert losses(objective, first).keys() == {"loss", "mlm"}  # not lm 0.0
     pairs = Model(replace(tiny("bert-tiny").config, lm=config.lm, pair=True), plain.tokenizer).initialize(0)
     assert isinstance(objective_of(pairs), MLM)  # rows from left to right have no summary of a pair
+
+
+@pytest.mark.parametrize("rows", [2, 3, 17, 20, 33])
+def test_one_half_of_the_rows_chooses_heads_and_the_other_one_is_scored(tmp_path: Path, rows: int) -> None:
+    (tmp_path / "text.txt").write_text("the cat sat on the mat and the dog runs under it .\n" * 60 * rows)
+    measured = OnText.of(tiny("roberta-tiny"), None, str(tmp_path / "text.txt"), rows)
+    sizes = [sum(map(len, half)) for half in (measured.chosen_by, measured.held_out)]
+    assert sum(sizes) == rows and sizes[0] - sizes[1] in (0, 1, 2)
+    assert measured.importance().all() and measured.scores(measured.model)["mlm"] > 0
 
 
 def test_the_verb_prunes_what_was_pretrained_and_what_was_fine_tuned(tmp_path: Path, capsys) -> None:

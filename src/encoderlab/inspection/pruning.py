@@ -40,10 +40,10 @@ class OnText:
         device = usual_device()
         model, generator = model.to(device), None if generator is None else generator.to(device)
         batches = batches_of(objective_of(model, generator), model, source, count)
-        if len(batches) < 2:
-            half = len(batches[0]) // 2
-            batches = [batches[0].slice(0, half), batches[0].slice(half, len(batches[0]))]
-        return cls(model, generator, batches[::2], batches[1::2])
+        halves = [(batch, (len(batch) + 1) // 2) for batch in batches]
+        chosen_by = [batch.slice(0, middle) for batch, middle in halves]
+        held_out = [batch.slice(middle, len(batch)) for batch, middle in halves if middle < len(batch)]
+        return cls(model, generator, chosen_by, held_out)
 
     def importance(self) -> np.ndarray:
         """Of every head, on the first half: (layers, H)."""
