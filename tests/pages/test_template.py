@@ -39,6 +39,14 @@ def test_a_chart_without_points_is_none_and_one_of_equal_points_is_drawn() -> No
     assert all(0 < x < one["width"] for one in drawn.drawings for x, _, _ in one["shapes"][0]["marks"])
 
 
+def test_twenty_series_have_colours_of_their_own() -> None:
+    series = [Series(name=f"arm {n}", colour=n, points=[Point(1.0, n, n, n)], line=True) for n in range(20)]
+    drawn = chart(series, x="x", y="y")
+    style = render("inspect.html", data={}, title="one", probes=())
+    assert drawn is not None and len({colour for _, colour in drawn.keys}) == 20
+    assert all(f"{colour[4:-1]}: " in style for _, colour in drawn.keys)
+
+
 def test_ticks_have_their_own_values_and_an_interval_may_reach_below_a_logarithm() -> None:
     points = [Point(0.0, 4.7, -6.8, 16.2), Point(1.6e13, 2.0, 1.9, 2.1)]
     drawn = chart([Series(name="a", colour=0, points=points)], x="FLOPs", y="loss", y_log=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from encoderlab.measure.report import MethodScores, TaskScores, difference, interval
-from encoderlab.pages.charts import round_values
+from encoderlab.pages.charts import hue, round_values
 
 
 def strip(task: TaskScores, *, percent: bool = True) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def strip(task: TaskScores, *, percent: bool = True) -> dict[str, Any]:
         "metric": task.metric,
         "unit": f"{task.metric} × 100".strip() if percent else task.metric,
         "lanes": [
-            _lane(method, axis, f"var(--series-{next(colours) % 10})" if method.ours else "var(--muted)", best, percent)
+            _lane(method, axis, hue(next(colours)) if method.ours else "var(--muted)", best, percent)
             for method in task.methods
         ],
         "ticks": [(axis.at(tick), f"{100 * tick if percent else tick:.6g}") for tick in axis.ticks],

@@ -62,7 +62,7 @@ def chart(series: Sequence[Series], *, x: str, y: str, x_log: bool = False, y_lo
             _draw(series, x_log, y_log, width, height, kind)
             for kind, width, height in (("wide", 860, 320), ("narrow", 340, 260))
         ],
-        keys=list({one.name: _hue(one) for one in series if one.name and not one.dashed}.items()),
+        keys=list({one.name: hue(one.colour) for one in series if one.name and not one.dashed}.items()),
     )
 
 
@@ -83,8 +83,9 @@ def mean_curve(
     ]
 
 
-def _hue(series: Series) -> str:
-    return f"var(--series-{series.colour % 10})"
+def hue(colour: int) -> str:
+    """A colour of the page's style by its number; there are twenty."""
+    return f"var(--series-{colour % 20})"
 
 
 def _draw(series: Sequence[Series], x_log: bool, y_log: bool, width: int, height: int, kind: str) -> dict[str, Any]:
@@ -120,7 +121,7 @@ def _shape(one: Series, across: Callable[[float], float], up: Callable[[float], 
     marks = [] if one.dashed else one.points
     bars = [(round(across(p.x), 1), round(up(p.low), 1), round(up(p.high), 1)) for p in marks if not one.band]
     return {
-        "hue": _hue(one),
+        "hue": hue(one.colour),
         "band": path(edge) if one.band else "",
         "line": path([(p.x, p.y) for p in one.points]) if one.line else "",
         "dashed": one.dashed,

@@ -199,7 +199,7 @@ function readout(holder, svg, spec, series, { px, py, margin, width, height }) {
 }
 
 /* ---------- the charts of this page ---------- */
-const seriesColor = (place) => `var(--series-${place % 10})`;
+const seriesColor = (place) => `var(--series-${place % 20})`;
 const axes = { step: { xKind: "number", xUnit: "updates" }, tokens: { xKind: "number", xUnit: "tokens" }, time: { xKind: "time", xUnit: "" } };
 const state = { metric: data.metrics[0]?.key, log: false };
 function column(rows, x, y) {
