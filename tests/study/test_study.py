@@ -456,6 +456,9 @@ def test_a_dry_run_prints_every_run_and_writes_nothing(place: Path, capsys: pyte
     assert main(["study", str(path), "--dry-run", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["runs"] == 2 * 2 * (2 + 2) and found["flops"] == pytest.approx(2 * 3e9 * (2 + 2 * 0.5))
+    assert main(["study", str(written(place, budget={"hours": 1})), "--dry-run", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["flops"] is None and found["seconds"] == 2 * 3600 * (2 + 2 * 0.5)
     assert sorted(place.iterdir()) == before
     assert main(["study", str(path)]) == 2 and "needs --out" in capsys.readouterr().err
 

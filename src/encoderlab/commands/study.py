@@ -120,12 +120,13 @@ def _show_plan(plan: StudyPlan) -> dict[str, Any]:
     columns = ["arm", "budget", "trials", "seeds", "parameters", "tokens", "FLOPs of a run", "time of a run"]
     runs = len(estimates) * (seeds + trials)
     terminal.table(f"{runs} runs", columns, rows, caption="Time at half of the rate of products measured here.")
-    terminal.say(f"{runs} runs, {total:.3g} FLOPs, about {duration(seconds)} one after the other, without measures")
+    work = "" if study.unit == "hours" else f"{total:.3g} FLOPs, "
+    terminal.say(f"{runs} runs, {work}about {duration(seconds)} one after the other, without measures")
     for line in plan.fairness():
         terminal.say(line)
     return {
         "runs": runs,
-        "flops": total,
+        "flops": None if study.unit == "hours" else total,
         "seconds": seconds,
         "arms": {f"{arm} {amount:g}": to_dict(estimate) for (arm, amount), estimate in estimates.items()},
         "fairness": plan.fairness(),
