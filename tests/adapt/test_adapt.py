@@ -32,6 +32,8 @@ from tests.terminal import answer, messages
 WORDS = "river stone water light morning house tree bird road wind garden letter table window silver winter".split()
 LAW = "plaintiff defendant court statute appeal judgment liability contract damages hearing".split()
 
+TINY = {"encoder.layers": 1, "encoder.width": 32, "encoder.heads": 2, "encoder.ff_width": 64}
+
 
 def prose(words: list[str], documents: int, seed: int) -> list[str]:
     draw = np.random.default_rng(seed)
@@ -53,8 +55,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "law.txt").write_text("\n\n".join(law))
     letters = [" ".join(sorted(set("".join(LAW)))), *LAW[:1]]
     tokenizer = Tokenizer.train("wordpiece", [*general, *letters * 3], 110)
-    size = {"encoder.layers": 1, "encoder.width": 32, "encoder.heads": 2, "encoder.ff_width": 64}
-    build("bert-tiny", tokenizer=tokenizer, **size).save(folder / "model")
+    build("bert-tiny", tokenizer=tokenizer, **TINY).save(folder / "model")
     rows = "".join(f"the {LAW[i % 2]} of {WORDS[i % 7]} {i},{LAW[i % 2]}\n" for i in range(60))
     (folder / "task.csv").write_text("text,label\n" + rows)
     (folder / "pairs.txt").write_text("the court of the house\nthe of house court the\n")
@@ -350,6 +351,42 @@ def test_an_added_word_is_the_mean_of_its_pieces(place: Path) -> None:
     assert len(pieces) > 1 and new.encode(word).ids.tolist() == [new.vocab_size - 1]
     torch.testing.assert_close(found.words[-1], old.words[torch.from_numpy(pieces).long()].mean(0))
     assert new.encode("the river").ids.tolist() == old.tokenizer.encode("the river").ids.tolist()
+
+
+def test_added_words_leave_the_ids_of_added_tokens_alone(place: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(measure, "PIECES", 2)
+    model = load(place / "model")
+    size = model.tokenizer.vocab_size
+    model.tokenizer.backend.add_tokens(["[DRUG]", "[USER]"])
+    tokenizer = Tokenizer(model.tokenizer.backend, model.tokenizer.special_tokens)
+    build("bert-tiny", tokenizer=tokenizer, **TINY).save(tmp_path / "model")
+    words = words_of(place, tmp_path / "out", "--vocabulary", "extend:3")
+    words[1] = str(tmp_path / "model")
+    found, _ = answer(capsys, *words)
+    new = load(tmp_path / "out")
+    assert new.tokenizer.tokens[size : size + 2] == ("[DRUG]", "[USER]") and new.tokenizer.vocab_size == size + 5
+    assert found["vocabulary"]["kept"] == size + 2 and len(set(new.tokenizer.tokens)) == size + 5
+    assert found["parameters"] == sum(parameter.numel() for parameter in new.parameters())
+
+
+def test_words_with_marks_are_words_too(place: Path) -> None:
+    """As those of Devanagari, whose vowel signs are no letters."""
+    words = "\u0939\u093f\u0928\u094d\u0926\u0940 \u0905\u0927\u093f\u0915\u093e\u0930".split()
+    tokenizer = Tokenizer.train("wordpiece", ["the river", " ".join(sorted(set("".join(words))))], 39, lowercase=False)
+    new = vocabulary.extend(tokenizer, [" ".join(words * 6) + " 12 12 12 12 12 12 + + + + + +"], 5)
+    assert new.tokens[tokenizer.vocab_size :] == tuple(sorted(words))
+
+
+def test_a_model_with_more_words_than_its_tokenizer_keeps_them(place: Path, tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.setattr(measure, "PIECES", 2)
+    tokenizer = load(place / "model").tokenizer
+    padded = build("bert-tiny", **TINY | {"encoder.vocab": 128})
+    padded.tokenizer = tokenizer
+    padded.save(tmp_path / "model")
+    words = words_of(place, tmp_path / "out")
+    words[1] = str(tmp_path / "model")
+    _, said = answer(capsys, *words)
+    assert load(tmp_path / "out").config.encoder.vocab == 128 and "has no effect" not in said
 
 
 def parts_of(place: Path, wanted: float | None = None) -> tuple[list[str], list[str]]:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+import tokenizers
 
 from encoderlab.corpus import chunks
 from encoderlab.corpus.tokenizer import Tokenizer
@@ -210,6 +211,14 @@ def test_two_tokens_with_one_id_are_refused(trained: dict[str, Tokenizer], tmp_p
         (tmp_path / name / "tokenizer.json").write_text(json.dumps(data))
         with pytest.raises(DataError, match="have one id, "):
             Tokenizer.load(tmp_path / name)
+    backend = trained["wordpiece"].backend
+    data = json.loads(backend.to_str())
+    words = data["model"]["vocab"]
+    words["xyz"] = len(words) + 1  # the library gives the id after as many tokens as there are
+    gap = tokenizers.Tokenizer.from_str(json.dumps(data))
+    gap.add_tokens(["<new>"])
+    with pytest.raises(DataError, match="'<new>' and 'xyz' have one id|'xyz' and '<new>' have one id"):
+        Tokenizer(gap, trained["wordpiece"].special_tokens)
 
 
 def test_special_tokens_take_the_space_before_them_as_the_file_says(

@@ -18,7 +18,7 @@ from encoderlab.errors import ConfigError
 from encoderlab.interchange import folder as folders
 from encoderlab.interchange import huggingface
 from encoderlab.interchange.load import load
-from encoderlab.model import Model
+from encoderlab.model import Model, build
 from encoderlab.models.base import resized
 from encoderlab.nn.heads import RTD
 from encoderlab.nn.spanconv import Light, SpanDynamic
@@ -248,3 +248,13 @@ def test_a_vocabulary_that_is_set_is_said_to_have_no_effect(caplog: pytest.LogCa
     assert not caplog.text
     fit(replace(made, model=resized(made.model, vocab=1)), tokenizer(made))
     assert f"model.encoder.vocab 1 has no effect, because the corpus's tokenizer has {size} ids" in caplog.text
+
+
+def test_a_vocabulary_that_is_set_is_compared_with_the_model_to_continue(tmp_path: Path, caplog) -> None:
+    model = build("bert-tiny", **{"encoder.vocab": 5000})
+    model.tokenizer = tokenizer(made := replace(recipe("bert-tiny"), init_from=str(tmp_path / "model")))
+    model.save(tmp_path / "model")
+    fitted = fit(replace(made, model=resized(made.model, vocab=5000)), model.tokenizer)
+    assert fitted.model.encoder.vocab == 5000 and not caplog.text
+    fit(replace(made, model=resized(made.model, vocab=6000)), model.tokenizer)
+    assert "model.encoder.vocab 6000 has no effect, because the model to continue has 5000 words; leave" in caplog.text

@@ -53,7 +53,6 @@ from encoderlab.measure.pairs.reading import find
 from encoderlab.measure.runs import read_run
 from encoderlab.messages import Progress, Say
 from encoderlab.model import Model, count_parameters
-from encoderlab.models.base import resized
 from encoderlab.objectives.distill import DistillSettings
 from encoderlab.sealed import Damaged, digest, read_record, write_record
 from encoderlab.train.checkpoint import STATE, put_aside
@@ -194,9 +193,7 @@ class Adaptation:
                 group_parameters(bare_objective(recipe), recipe.optim)
         if (self.out / "run" / "checkpoints").exists():
             return
-        networks = {"model": recipe.model, "generator": recipe.generator}
-        sizes = {name: one and resized(one, vocab=self.tokenizer.vocab_size) for name, one in networks.items()}
-        fit(replace(recipe, init_from=str(self.place), **sizes), self.tokenizer)  # type: ignore[arg-type]
+        fit(replace(recipe, init_from=str(self.place)), self.tokenizer)
 
     def _check_warmup(self) -> None:
         """Refuse a warm-up of more steps than the text has."""
@@ -340,7 +337,7 @@ class Adaptation:
         record["after"] = self.measure("after", lambda: load_pair(self.out / "model"))
         record["gains"] = {kind: measure.gain(record["before"][kind], record["after"][kind]) for kind in self.texts}
         record["plan"] = to_dict(plan)
-        record["parameters"] = count_parameters(self.model.config)["total"]
+        record["parameters"] = count_parameters(load_pair(self.out / "model")[0].config)["total"]
         write_json(self.out / RESULT, record)
         return record
 

@@ -14,6 +14,7 @@ Every row of the new tables is a weighted sum of rows of the old ones (:class:`R
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ def extend(tokenizer: Tokenizer, texts: Iterable[str], count: int) -> Tokenizer:
     counts: Counter[str] = Counter()
     for text in texts:
         normal = backend.normalizer.normalize_str(text) if backend.normalizer else text
-        counts.update(word for word, _ in backend.pre_tokenizer.pre_tokenize_str(normal) if word.isalpha())
+        counts.update(word for word, _ in backend.pre_tokenizer.pre_tokenize_str(normal) if _of_letters(word))
     words = [word for word, number in counts.items() if number >= LEAST_FREQUENCY]
     sizes = map(len, tokenizer.encode_batch(words))
     saved = {word: counts[word] * (size - 1) for word, size in zip(words, sizes, strict=True) if size > 1}
@@ -70,8 +71,14 @@ def extend(tokenizer: Tokenizer, texts: Iterable[str], count: int) -> Tokenizer:
         raise DataError("the text has no frequent word that the vocabulary lacks; leave out --vocabulary extend")
     parts = json.loads(backend.to_str())
     vocabulary = parts["model"]["vocab"]
+    vocabulary |= {token["content"]: token["id"] for token in parts["added_tokens"]}  # else they get new ids
     vocabulary |= {word: tokenizer.vocab_size + number for number, word in enumerate(chosen)}
     return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(parts)), tokenizer.special_tokens, tokenizer.options)
+
+
+def _of_letters(word: str) -> bool:
+    """Whether a word has only letters and their marks, such as the vowel signs of Devanagari."""
+    return all(char.isalpha() or unicodedata.category(char).startswith("M") for char in word)
 
 
 def family_of(tokenizer: Tokenizer, model_family: str) -> str:

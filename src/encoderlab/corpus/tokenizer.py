@@ -128,11 +128,9 @@ class Tokenizer:
                 f"the vocabulary has {len(vocabulary):,} tokens and ids up to {self.vocab_size - 1:,}; restore the file"
             )
         self._tokens = [""] * self.vocab_size
-        for token, index in backend.get_vocab(with_added_tokens=False).items():
+        for token, index in vocabulary.items():
             if self._tokens[index]:
                 raise DataError(f"{token!r} and {self._tokens[index]!r} have one id, {index}; restore the file")
-            self._tokens[index] = token
-        for token, index in vocabulary.items():
             self._tokens[index] = token
 
     # Text to ids.

@@ -41,12 +41,23 @@ def fit(recipe: Recipe, tokenizer: Tokenizer, *, resumed: Path | None = None) ->
     """
     check_segments(recipe, tokenizer, model=recipe.model, generator=recipe.generator)
     _check_first(recipe.model, tokenizer)
-    vocab = tokenizer.vocab_size
+    fitted = _fitted(recipe, tokenizer, resumed)
+    vocab = fitted.model.encoder.vocab
     published = {config.encoder.vocab for config in (*SIZES.values(), *GENERATORS.values())}
     for network, config in (("model", recipe.model), ("generator", recipe.generator)):
         if config is not None and config.encoder.vocab not in (*published, vocab):
-            set_to, has = f"{network}.encoder.vocab {config.encoder.vocab}", f"the corpus's tokenizer has {vocab} ids"
-            log.warning("%s has no effect, because %s; leave it out, or build another corpus", set_to, has)
+            set_to = f"{network}.encoder.vocab {config.encoder.vocab}"
+            if vocab == tokenizer.vocab_size:
+                why = f"the corpus's tokenizer has {vocab} ids; leave it out, or build another corpus"
+            else:
+                why = f"the model to continue has {vocab} words; leave it out"
+            log.warning("%s has no effect, because %s", set_to, why)
+    return fitted
+
+
+def _fitted(recipe: Recipe, tokenizer: Tokenizer, resumed: Path | None) -> Recipe:
+    """The recipe with the sizes of the tokenizer, or of the model that it continues."""
+    vocab = tokenizer.vocab_size
     generator = None if recipe.generator is None else resized(recipe.generator, vocab=vocab)
     recipe = replace(recipe, model=resized(recipe.model, vocab=vocab), generator=generator)
     if recipe.init_from is None:
