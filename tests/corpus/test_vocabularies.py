@@ -247,3 +247,54 @@ def test_ids_without_a_token(name: str, trained: dict[str, Tokenizer], tmp_path:
     again = Tokenizer.load(tmp_path)
     assert again.vocab_size == gap + 1 and again.token(gap - 1) == ""
     assert again.encode("the text").word_starts.tolist() == tokenizer.encode("the text").word_starts.tolist()
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_added_words_are_found_in_the_text_as_it_is_read(listed: bool, tmp_path: Path) -> None:
+    """Lower-cased, unless they are special; their flags count."""
+    names = {"river": 8, "<b>": 9}
+    flags = {"lstrip": False, "rstrip": False, "normalized": True, "single_word": True, "special": False}
+    special = flags | {"content": "<b>", "normalized": False, "special": True}
+    files = {
+        "tokenizer_config": {
+            "do_lower_case": True,
+            "added_tokens_decoder": {"9": special, "8": flags | {"content": "river"}},
+        }
+        if listed
+        else {"do_lower_case": True, "additional_special_tokens": ["<b>"]},
+        "added_tokens": {} if listed else names,
+    }
+    place = write(
+        tmp_path / "a",
+        vocab__txt="\n".join(WORDS[:8]) + "\n",
+        **{f"{k}__json": json.dumps(v) for k, v in files.items()},
+    )
+    tokenizer = Tokenizer.load(place)
+    assert tokenizer.encode("The River <b> cats").ids.tolist() == [5, 8, 9, 6, 7]
+    assert (tokenizer.encode("rivers").ids[0] == 8) != listed
+    assert tokenizer.special_tokens.others == ("<b>",) and tokenizer.encode("<B>").ids[0] != 9
+    tokenizer.save(tmp_path / "b")
+    assert Tokenizer.load(tmp_path / "b").encode("The River <b>").ids.tolist() == [5, 8, 9]
+
+
+@pytest.mark.parametrize("kind", ["RobertaTokenizer", "RobertaTokenizerFast", "PreTrainedTokenizerFast"])
+@pytest.mark.parametrize("asked", [None, False, True])
+def test_the_space_before_a_text_is_that_of_transformers(
+    trained: dict[str, Tokenizer], kind: str, asked: bool | None, tmp_path: Path
+) -> None:
+    data = json.loads(trained["bpe"].backend.to_str())
+    config = json.dumps({"tokenizer_class": kind} | ({} if asked is None else {"add_prefix_space": asked}))
+    for spaced in (False, True):
+        data["pre_tokenizer"]["add_prefix_space"] = spaced
+        place = write(tmp_path / str(spaced), tokenizer__json=json.dumps(data), tokenizer_config__json=config)
+        expected = spaced if kind == "PreTrainedTokenizerFast" else asked is True
+        tokenizer = Tokenizer.load(place)
+        assert tokenizer.decode(tokenizer.encode("xa").ids) == (" xa" if expected else "xa")
+        tokenizer.save(tmp_path / "again")
+        again = Tokenizer.load(tmp_path / "again")
+        assert again.hash() == tokenizer.hash() and again.options == tokenizer.options
+    model = data["model"]
+    merges = "\n".join(" ".join(pair) for pair in model["merges"])
+    words = json.dumps(model["vocab"])
+    place = write(tmp_path / "old", vocab__json=words, merges__txt=merges, tokenizer_config__json=config)
+    assert Tokenizer.load(place).encode("xa").ids[0] == trained["bpe"].encode(" xa" if asked else "xa").ids[0]

@@ -52,10 +52,14 @@ def wordpiece(
     return backend
 
 
-def byte_bpe(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> tokenizers.Tokenizer:
-    """GPT-2's byte-level BPE. A word at the start of a text has no leading-space marker, as in RoBERTa."""
+def byte_bpe(
+    vocabulary: dict[str, int], merges: list[tuple[str, str]], *, prefix_space: bool = False
+) -> tokenizers.Tokenizer:
+    """GPT-2's byte-level BPE. A word at the start of a text has no leading-space marker, as in RoBERTa, unless there is
+    ``prefix_space``.
+    """
     backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
     backend.decoder = decoders.ByteLevel()
     return backend
 
@@ -111,7 +115,7 @@ def read(
         vocabulary = _read_sentencepiece(file, meant, lowercase, config)
     else:
         raise DataError(f"{file}: not a vocabulary; give {_NAMES}")
-    _add_tokens(vocabulary.backend, config.added, path)
+    _add_tokens(vocabulary.backend, config, path)
     if family is None and vocabulary.framing is not None:
         config.framing = vocabulary.framing
     special_tokens = _special_tokens(vocabulary, config, meant)
@@ -140,6 +144,8 @@ _CLASSES = {
     "DebertaV2Tokenizer": "deberta-v2", "AlbertTokenizer": "albert", "XLNetTokenizer": "xlnet",
     "XLMRobertaTokenizer": "xlm-roberta", "CamembertTokenizer": "camembert",
 }  # fmt: skip
+_OF_BYTES = ("RobertaTokenizer", "GPT2Tokenizer", "DebertaTokenizer")
+PREFIX_SPACE = "add_prefix_space"
 # Classes with a vocab.txt that is not for BERT's words: those of MeCab or of jieba, or pieces of a BPE.
 _OWN_WORDS = ("BertJapaneseTokenizer", "RoFormerTokenizer", "PhobertTokenizer", "BertweetTokenizer")
 # Families that have RoBERTa's special tokens, and in a SentencePiece model the ids of fairseq: the tokens in front of
@@ -170,13 +176,15 @@ class _Config:
     kind: str = ""  # the class in transformers
     family: str | None = None
     tokens: dict[str, str] = field(default_factory=dict)  # role -> token
-    added: list[tuple[str, int]] = field(default_factory=list)  # tokens after the vocabulary, in the order of ids
+    added: list[tuple[AddedToken, int]] = field(default_factory=list)  # in the order of ids
     framing: FramingKind | None = None
     options: dict[str, Any] = field(default_factory=dict)
     fairseq: str | None = None  # a key of _FAIRSEQ
 
 
-_OPTIONS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "keep_accents", "split_by_punct")
+_OPTIONS = (
+    "do_lower_case", "strip_accents", "tokenize_chinese_chars", "keep_accents", "split_by_punct", PREFIX_SPACE,
+)  # fmt: skip
 _OF_NORMALIZER = {  # options of BERT's classes, and their names in a tokenizer.json
     "do_lower_case": "lowercase",
     "strip_accents": "strip_accents",
@@ -197,7 +205,17 @@ def _folder_config(folder: Path) -> _Config:
     numbered = settings.get("added_tokens_decoder") or {}
     if not isinstance(numbered, dict) or not all(index.isdecimal() for index in numbered):
         raise DataError(f"{where}: added_tokens_decoder is not a mapping of ids to tokens; write it again")
-    added |= {_content(token, where): int(index) for index, token in numbered.items()}
+    special = {
+        _content(token, where)
+        for fields in (settings, names)
+        if isinstance(tokens := fields.get("additional_special_tokens"), list)
+        for token in tokens
+    }
+    flagged = {
+        token: (AddedToken(token, normalized=token not in special, special=token in special), index)
+        for token, index in added.items()
+    }
+    flagged |= {_content(token, where): (_flagged(token, where), int(index)) for index, token in numbered.items()}
     tokens = {}
     for role in ("pad", "unk", "cls", "sep", "mask", "eod"):
         value = settings.get(f"{role}_token") or names.get(f"{role}_token")
@@ -211,21 +229,33 @@ def _folder_config(folder: Path) -> _Config:
         kind=kind,
         family=_CLASSES.get(kind) or _MODEL_TYPES.get(str(model.get("model_type", ""))),
         tokens=tokens,
-        added=sorted(added.items(), key=lambda item: item[1]),
+        added=sorted(flagged.values(), key=lambda item: item[1]),
         framing=framing,
         options=options,
     )
 
 
-def _add_tokens(backend: tokenizers.Tokenizer, added: list[tuple[str, int]], path: Path) -> None:
-    """Append the added tokens of the folder at ``path``, under their ids."""
-    for token, index in added:
-        if backend.token_to_id(token) is None:
-            backend.add_tokens([AddedToken(token, normalized=False)])
-            if backend.token_to_id(token) != index:
-                raise DataError(
-                    f"{path}: the added token {token!r} has id {index}, expected {backend.token_to_id(token)}"
-                )
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
+
+def _flagged(token: Any, where: str) -> AddedToken:
+    """An entry of ``added_tokens_decoder``, which says how the token is found in a text."""
+    flags = {name: isinstance(token, dict) and token.get(name) is True for name in _FLAGS}
+    return AddedToken(_content(token, where), **flags)
+
+
+def _add_tokens(backend: tokenizers.Tokenizer, config: _Config, path: Path) -> None:
+    """Add the added tokens of the folder at ``path`` under their ids. :class:`Tokenizer` adds those with a role."""
+    roles = {name for family in FAMILIES.values() for name in family.special_tokens.roles().values()}
+    roles |= set(config.tokens.values())
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    for token, index in config.added:
+        name, there = token.content, backend.token_to_id(token.content)
+        if name in known or (there is not None and (name in roles or there != index)):
+            continue
+        backend.add_tokens([AddedToken(name, normalized=False) if name in roles else token])
+        if backend.token_to_id(name) != index:
+            raise DataError(f"{path}: the added token {name!r} has id {index}, expected {backend.token_to_id(name)}")
 
 
 def _special_tokens(vocabulary: _VocabularyFile, config: _Config, family: str | None) -> SpecialTokens:
@@ -248,12 +278,14 @@ def _read_json(file: Path, merges: Path | None, config: _Config) -> _VocabularyF
     if isinstance(data.get("model"), dict):
         _apply_options(data, config)
         return _VocabularyFile(_library(file, data), config.options, framing=_framing(data.get("post_processor")))
-    return _VocabularyFile(_read_bpe(file, data, merges or _beside(file)), {})
+    spaced = config.options.get(PREFIX_SPACE) is True
+    backend = _read_bpe(file, data, merges or _beside(file), prefix_space=spaced)
+    return _VocabularyFile(backend, {PREFIX_SPACE: True} if spaced else {})
 
 
 def _apply_options(data: dict[str, Any], config: _Config) -> None:
-    """Change the normaliser of a ``tokenizer.json`` as BERT's classes in ``transformers`` do, for which the settings in
-    ``tokenizer_config.json`` come first.
+    """Change a ``tokenizer.json`` as the classes of BERT, RoBERTa and DeBERTa in ``transformers`` do, for which the
+    settings in ``tokenizer_config.json`` come first.
     """
     normalizer = data.get("normalizer")
     of_bert = config.family == "bert" and config.kind in ("", *_CLASSES)
@@ -261,6 +293,13 @@ def _apply_options(data: dict[str, Any], config: _Config) -> None:
         for option, name in _OF_NORMALIZER.items():
             if config.options.get(option) is not None:
                 normalizer[name] = config.options[option]
+    splitter = data.get("pre_tokenizer")
+    spaced = config.options.pop(PREFIX_SPACE, None) is True
+    if isinstance(splitter, dict) and splitter.get("type") == "ByteLevel":
+        if config.kind in _OF_BYTES or (not config.kind and config.family in ("roberta", "deberta")):
+            splitter[PREFIX_SPACE] = spaced
+        if splitter.get(PREFIX_SPACE) is True:
+            config.options[PREFIX_SPACE] = True
 
 
 def _read_wordpiece(file: Path, lowercase: bool | None, config: _Config) -> _VocabularyFile:
@@ -279,7 +318,7 @@ def _read_wordpiece(file: Path, lowercase: bool | None, config: _Config) -> _Voc
     return _VocabularyFile(backend, options)
 
 
-def _read_bpe(file: Path, data: dict[str, Any], merges_file: Path) -> tokenizers.Tokenizer:
+def _read_bpe(file: Path, data: dict[str, Any], merges_file: Path, *, prefix_space: bool) -> tokenizers.Tokenizer:
     if not data or not all(isinstance(index, int) and index >= 0 for index in data.values()):
         raise DataError(f"{file}: not a vocabulary; expected a mapping of tokens to ids")
     names = {index: token for token, index in data.items()}
@@ -293,7 +332,7 @@ def _read_bpe(file: Path, data: dict[str, Any], merges_file: Path) -> tokenizers
     if not all(len(pair) == 2 for pair in merges):
         raise DataError(f"{merges_file}: not a merges file; expected two tokens per line")
     try:
-        return byte_bpe(vocabulary, merges)  # type: ignore[arg-type]
+        return byte_bpe(vocabulary, merges, prefix_space=prefix_space)  # type: ignore[arg-type]
     except Exception as error:  # the library raises bare exceptions
         raise DataError(
             f"{merges_file}: does not fit {file.name} ({error}); give the two files of one tokenizer"
