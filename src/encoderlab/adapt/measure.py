@@ -103,18 +103,18 @@ def bits(model: Model, generator: Model | None, texts: Sequence[str]) -> dict[st
 
 def gain(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
     """Bits per byte before and after, by the first measure that both models support, and the 95% interval of the
-    difference, paired by piece.
+    difference (Student's t), paired by piece.
     """
     name = next(name for name in before["bits"] if name in after["bits"])
     size = np.array(before["bytes"], float)
     one, two = (np.array(side["bits"][name]) for side in (before, after))
     change = (two - one) / size.mean()
-    half = 1.96 * float(change.std(ddof=1)) / math.sqrt(len(change)) if len(change) > 1 else math.inf
+    low, high = mean_interval(change.tolist())
     return {
         "measure": name,
         "before": float(one.sum() / size.sum()),
         "after": float(two.sum() / size.sum()),
-        "half": half,
+        "half": (high - low) / 2,
         "pieces": len(size),
         "bytes": int(size.sum()),
         "tokens": [before["tokens"], after["tokens"]],
