@@ -515,6 +515,14 @@ def test_the_map_of_albert_at_equal_widths(tmp_path: Path) -> None:
     assert mapped.config.encoder.embed_map and torch.equal(mapped.encoder.embeddings.map.weight, torch.eye(128) * 2)
 
 
+@pytest.mark.parametrize("case", ["deberta", "deberta-v3", "electra", "bert"])
+def test_a_map_at_equal_widths_is_of_albert_alone(case: str, tmp_path: Path) -> None:
+    """Classes of other families have one only where the widths differ, and would leave its weights out."""
+    width = CONFIGS[case].encoder.width
+    with pytest.raises(DataError, match="has embed_map False and cannot have True"):
+        huggingface.save(make(resized(CONFIGS[case], embed_width=width, embed_map=True)), tmp_path / "out")
+
+
 def test_a_pooler_that_its_class_lacks_is_kept_and_said(tmp_path: Path) -> None:
     """BERT pretrained without pairs (``bert-base-no-nsp``)."""
     model = make(replace(CONFIGS["bert"], pair=False))
