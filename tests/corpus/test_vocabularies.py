@@ -298,3 +298,12 @@ def test_the_space_before_a_text_is_that_of_transformers(
     words = json.dumps(model["vocab"])
     place = write(tmp_path / "old", vocab__json=words, merges__txt=merges, tokenizer_config__json=config)
     assert Tokenizer.load(place).encode("xa").ids[0] == trained["bpe"].encode(" xa" if asked else "xa").ids[0]
+
+
+def test_added_words_of_sentencepiece_leave_no_mark_of_a_space(trained: dict[str, Tokenizer], tmp_path: Path) -> None:
+    place = write(tmp_path / "a", config__json={"model_type": "albert"})
+    (place / "spiece.model").write_bytes(model_file(trained["unigram"]))
+    before = Tokenizer.load(place)
+    write(place, added_tokens__json={"river": before.vocab_size})
+    ids = Tokenizer.load(place).encode("a river").ids.tolist()
+    assert ids == [*before.encode("a").ids.tolist(), before.vocab_size]

@@ -245,7 +245,10 @@ def _flagged(token: Any, where: str) -> AddedToken:
 
 
 def _add_tokens(backend: tokenizers.Tokenizer, config: _Config, path: Path) -> None:
-    """Add the added tokens of the folder at ``path`` under their ids. :class:`Tokenizer` adds those with a role."""
+    """Add the added tokens of the folder at ``path`` under their ids. :class:`Tokenizer` adds those with a role.
+
+    SentencePiece's normaliser marks spaces, and the mark before a token that is found after it would be a piece.
+    """
     roles = {name for family in FAMILIES.values() for name in family.special_tokens.roles().values()}
     roles |= set(config.tokens.values())
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
@@ -253,7 +256,11 @@ def _add_tokens(backend: tokenizers.Tokenizer, config: _Config, path: Path) -> N
         name, there = token.content, backend.token_to_id(token.content)
         if name in known or (there is not None and (name in roles or there != index)):
             continue
-        backend.add_tokens([AddedToken(name, normalized=False) if name in roles else token])
+        if name in roles:
+            token = AddedToken(name, normalized=False)
+        elif isinstance(backend.model, models.Unigram):
+            token = AddedToken(name, **{flag: getattr(token, flag) for flag in _FLAGS} | {"normalized": False})
+        backend.add_tokens([token])
         if backend.token_to_id(name) != index:
             raise DataError(f"{path}: the added token {name!r} has id {index}, expected {backend.token_to_id(name)}")
 
