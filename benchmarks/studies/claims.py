@@ -52,9 +52,9 @@ places alone, so these arms read fewer tokens.
 **Effect**: the mean difference over seeds, positive if the claim is right, with its 95% interval; of losses in nats, of
 minimal pairs (BLiMP) and probes in points. **Holds**: better beyond chance, after Holm's correction over all
 comparisons of the study. **Does not hold**: worse beyond chance. Otherwise it **cannot be told**; then the number of
-seeds is given that would show an effect of this size four times of five, before Holm's correction, and the FLOPs of
-both arms with that many. **Not run** has the FLOPs of both arms at the largest budget. **†**: the best rate of an arm
-is the lowest or the highest that was tried, so a better one may exist.
+seeds is given that would show an effect of this size four times of five, as one of so many comparisons, and the FLOPs
+of both arms with that many. **Not run** has the FLOPs of both arms at the largest budget. **†**: the best rate of an
+arm is the lowest or the highest that was tried, so a better one may exist.
 
 `python -m benchmarks.studies.claims` makes this page from `benchmarks/studies/found/`. The command below a name runs
 that study, or continues it.
