@@ -21,10 +21,9 @@ from typing import Any, NamedTuple
 import torch
 
 from encoderlab.errors import EncoderlabError
-from encoderlab.measure.bench import predict, train
 from encoderlab.measure.bench.families import case
-from encoderlab.measure.bench.predict import PredictSetting
-from encoderlab.measure.bench.train import TrainSetting
+from encoderlab.measure.bench.predict import PredictContest, PredictSetting
+from encoderlab.measure.bench.train import TrainContest, TrainSetting
 
 
 class Shape(NamedTuple):
@@ -43,7 +42,7 @@ class Shape(NamedTuple):
         return cls(family, int(width or 256), int(length or 128), int(own or rows))
 
 
-def contest(name: str, given: argparse.Namespace) -> train.Contest | predict.Contest:
+def contest(name: str, given: argparse.Namespace) -> TrainContest | PredictContest:
     shape = Shape.of(name, given.rows)
     model = case(shape.family, layers=given.layers, width=shape.width)
     if given.texts:
@@ -55,7 +54,7 @@ def contest(name: str, given: argparse.Namespace) -> train.Contest | predict.Con
             precision=given.precision,
             against=against,
         )
-        return predict.Contest(model, given.corpus, how)
+        return PredictContest(model, given.corpus, how)
     setting = TrainSetting(
         rows=shape.rows,
         length=shape.length,
@@ -65,7 +64,7 @@ def contest(name: str, given: argparse.Namespace) -> train.Contest | predict.Con
         precision=given.precision,
         compile=given.compile,
     )
-    return train.Contest(model, given.corpus, setting, given.against)
+    return TrainContest(model, given.corpus, setting, given.against)
 
 
 def found(given: argparse.Namespace) -> Iterator[dict[str, Any]]:

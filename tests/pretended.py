@@ -106,6 +106,7 @@ class _Calls(TorchFunctionMode):
 @contextmanager
 def cuda(monkeypatch: Any) -> Iterator[None]:
     """``cuda`` exists inside, and no kernel of Triton is there for it; a real GPU is left as it is."""
+    from encoderlab.nn import noise
     from encoderlab.nn.kernels import build
 
     if torch.cuda.is_available():
@@ -117,6 +118,7 @@ def cuda(monkeypatch: Any) -> Iterator[None]:
     monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(build, "triton_available", lambda: False)
+    monkeypatch.setattr(noise, "MIXERS", {})
     torch.__future__.set_swap_module_params_on_conversion(True)
     try:
         with torch.no_grad(), _Calls(), _Dispatch():

@@ -61,11 +61,11 @@ def run(case: Case, corpus: Path, setting: PredictSetting) -> dict[str, Any]:
     padded to the longest, as their pipelines do. Runs on a GPU if there is one; the states stay there. Only contenders
     with the same states take part; ``difference`` has the largest difference of each (:data:`COMPARED`).
     """
-    with Contest(case, corpus, setting) as ready:
+    with PredictContest(case, corpus, setting) as ready:
         return ready.measured()
 
 
-class Contest:
+class PredictContest:
     """The contenders of one comparison, after a pass over all texts that is not counted."""
 
     def __init__(self, case: Case, corpus: Path, setting: PredictSetting) -> None:
@@ -89,7 +89,7 @@ class Contest:
                 _seconds(play, setting.precision, self.device)
             self.stack = stack.pop_all()
 
-    def __enter__(self) -> Contest:
+    def __enter__(self) -> PredictContest:
         return self
 
     def __exit__(self, *_: object) -> None:

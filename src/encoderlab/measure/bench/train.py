@@ -58,7 +58,7 @@ def run(case: Case, corpus: Path, setting: TrainSetting, against: str | None) ->
     time, and the share of a step in which one runs), and the difference of the losses after 20 steps from equal weights
     without dropout.
     """
-    with Contest(case, corpus, setting, against) as contest:
+    with TrainContest(case, corpus, setting, against) as contest:
         result = contest.measured()
     if against is not None and against not in result.get("failed", ()):
         made = contest.case, contest.vocabulary, contest.rows, setting, against
@@ -66,7 +66,7 @@ def run(case: Case, corpus: Path, setting: TrainSetting, against: str | None) ->
     return result
 
 
-class Contest:
+class TrainContest:
     """The contenders of one comparison, each in its process, after a turn that is not counted."""
 
     def __init__(self, case: Case, corpus: Path, setting: TrainSetting, against: str | None) -> None:
@@ -89,7 +89,7 @@ class Contest:
             self.stack.close()
             raise
 
-    def __enter__(self) -> Contest:
+    def __enter__(self) -> TrainContest:
         return self
 
     def __exit__(self, *_: object) -> None:
