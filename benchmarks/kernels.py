@@ -117,7 +117,7 @@ def operations(width: int, dtype: torch.dtype, rounds: int) -> None:
 
 
 def head(width: int, dtype: torch.dtype, rounds: int, vocabulary: int = 30522, chosen: int = 614) -> None:
-    """The vocabulary product with its loss, on 15% of the tokens."""
+    """The vocabulary product with its loss, and the comparison with a teacher, on 15% of the tokens."""
     labels = torch.randint(vocabulary, (chosen,))
     x, w, b = leaves(dtype, (chosen, width), (vocabulary, width), (vocabulary,))
 
@@ -134,6 +134,12 @@ def head(width: int, dtype: torch.dtype, rounds: int, vocabulary: int = 30522, c
         "kernel": run(lambda: kernels.linear_cross_entropy(x, w, b, labels)[0]),
     }
     compare("vocabulary head and loss", contenders, max(3, rounds // 2))
+    (logits,), targets = leaves(dtype, (chosen, vocabulary)), torch.randn(chosen, vocabulary, dtype=dtype)
+    contenders = {
+        "torch": training(lambda x: plain.divergence(x, targets, 2.0)[0], logits),
+        "kernel": training(lambda x: kernels.divergence(x, targets, 2.0)[0], logits),
+    }
+    compare("divergence from a teacher", contenders, max(3, rounds // 2))
 
 
 def layer(width: int, dtype: torch.dtype, rounds: int) -> None:

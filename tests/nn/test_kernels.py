@@ -71,6 +71,7 @@ def test_plain_twins_pass_gradcheck(p):
         lambda q, k, v, b: plain.attend(q, k, v, bias=b, visible=visible, scale=0.5, p=p, seeds=seeds, site=0),
         (leaf(2, 2, 3, 4), leaf(2, 2, 5, 4, seed=1), leaf(2, 2, 5, 3, seed=2), leaf(1, 2, 3, 5, seed=3)),
     )
+    assert check(lambda x: plain.divergence(x, normal(3, 7, seed=1).double(), 2.0)[0], leaf(3, 7))
     different = normal(2, 1, 3, 5, seed=8) > 0
     assert check(
         lambda q, k, v, a, b, c, d: plain.attend(
@@ -470,6 +471,8 @@ def test_nan_is_not_hidden():
     assert kernels.dropout_add_norm(nan[0], None, ones, ones, 1e-5, 0.0, None, 0).isnan().all()
     labels = torch.zeros(8, dtype=torch.long)
     assert kernels.linear_cross_entropy(nan[0, 0], torch.ones(40, 16), None, labels)[0].isnan()
+    assert kernels.divergence(nan[0, 0], torch.ones(8, 16), 1.0)[0].isnan()
+    assert kernels.divergence(torch.ones(8, 16), nan[0, 0], 1.0)[0].isnan()
 
 
 @pytest.mark.parametrize("shape", [(2, 1, 8, 9), (2, 1, 9, 8), (3, 1, 9, 9), (2, 3, 1, 1)])
@@ -522,6 +525,35 @@ def test_linear_cross_entropy(classes, with_bias, monkeypatch):
             kernels.linear_cross_entropy(*coarse, None, labels)[1]
             == plain.linear_cross_entropy(*coarse, None, labels)[1]
         )
+
+
+@compiled
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+@pytest.mark.parametrize("classes", [2, 32, 1001])
+@pytest.mark.parametrize("dtype", FLOAT)
+def test_divergence(dtype, classes, temperature):
+    logits, targets = normal(67, classes), (3 * normal(67, classes, seed=1)).to(dtype)
+    agree(
+        lambda x: 3 * kernels.divergence(x, targets.to(x.dtype), temperature)[0].to(dtype),
+        lambda x: 3 * plain.divergence(x, targets.to(x.dtype), temperature)[0],
+        [logits],
+        dtype,
+    )
+    coarse = [x.round().to(dtype) for x in (logits, targets)]  # of equal logits the first is the choice
+    coarse[0][:9] = coarse[1][:9].clamp(max=3)
+    hits = kernels.divergence(*coarse, temperature)[1]
+    assert hits == (coarse[0].argmax(-1) == coarse[1].argmax(-1)).sum() > 0
+
+
+@compiled
+def test_divergence_of_classes_that_cannot_be():
+    """Without probability in both rows they count nothing; in the targets alone, nothing in the sum."""
+    logits, targets = normal(3, 40), normal(3, 40, seed=1)
+    logits[:, 30:] = targets[:, 20:] = float("-inf")
+    want = plain.divergence(logits[:, :30], targets[:, :30].clamp(min=-1e4), 2.0)[0]
+    torch.testing.assert_close(kernels.divergence(logits, targets, 2.0)[0], want)
+    assert kernels.divergence(targets, logits, 2.0)[0] == float("inf")
+    torch.testing.assert_close(kernels.divergence(targets, targets, 2.0)[0], torch.tensor(0.0))
 
 
 def test_the_penalty_of_the_denominator_is_in_the_gradient_alone():
@@ -669,6 +701,19 @@ def test_the_loss_compiles_without_graph_breaks():
         out = function(*leaves)
         out.backward()
         results.append([out.detach(), *(leaf.grad for leaf in leaves)])
+    for one, two in zip(*results, strict=True):
+        torch.testing.assert_close(one, two)
+
+
+@compiled
+def test_the_divergence_compiles_without_graph_breaks():
+    targets = normal(5, 50, seed=1)
+    results = []
+    for function in (kernels.divergence, torch.compile(kernels.divergence, fullgraph=True, backend="aot_eager")):
+        logits = normal(5, 50).requires_grad_()
+        loss, hits = function(logits * 2, targets, 2.0)
+        loss.backward()
+        results.append([loss.detach(), hits, logits.grad])
     for one, two in zip(*results, strict=True):
         torch.testing.assert_close(one, two)
 

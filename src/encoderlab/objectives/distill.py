@@ -20,6 +20,7 @@ from encoderlab.errors import ConfigError
 from encoderlab.model import Model
 from encoderlab.models import flops
 from encoderlab.models.base import ModelConfig
+from encoderlab.nn import kernels
 from encoderlab.nn.encoder import States
 from encoderlab.nn.heads import LMHead
 from encoderlab.nn.noise import Noise
@@ -263,10 +264,8 @@ def soft_term(logits: Tensor, targets: Tensor, temperature: float, weight: float
     """``T^2 KL(softmax(targets / T) || softmax(logits / T))``, summed over (S, V) rows; hits count equal
     first choices.
     """
-    ours = (logits.float() / temperature).log_softmax(-1)
-    theirs = (targets.float() / temperature).log_softmax(-1)
-    loss = F.kl_div(ours, theirs, log_target=True, reduction="sum") * temperature**2
-    return Term(loss, len(logits), weight, (logits.argmax(-1) == targets.argmax(-1)).sum())
+    loss, hits = kernels.divergence(logits, targets, temperature)
+    return Term(loss * temperature**2, len(logits), weight, hits)
 
 
 @torch.no_grad()

@@ -142,6 +142,7 @@ def position_wise(dtype: torch.dtype, width: int) -> Callable[[], None]:
         labels, uniforms = torch.zeros(L, dtype=torch.long), torch.zeros(L, dtype=torch.float64)
         bias = torch.zeros(classes, requires_grad=True)
         vocabulary.LinearCrossEntropy.apply(x[0], words, bias, labels, uniforms)[0].backward()
+        vocabulary.Divergence.apply(words, torch.zeros_like(words), 2.0)[0].backward()
 
     return work
 

@@ -26,6 +26,7 @@ KERNELS = {
     "gelu_kernel",
     "gelu_backward_kernel",
     "cross_entropy_kernel",
+    "divergence_kernel",
     "mix64_kernel",
 }
 ROOT = Path(__file__).resolve().parents[3]

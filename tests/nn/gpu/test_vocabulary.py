@@ -1,4 +1,4 @@
-"""Cross entropy of products with the vocabulary on a GPU, against its plain twin."""
+"""Cross entropy of products with the vocabulary, and divergence of logits, on a GPU, against their plain twins."""
 
 from __future__ import annotations
 
@@ -141,3 +141,32 @@ def test_operation_for_tracing_is_the_function():
     uniforms = torch.rand(5, dtype=torch.float64, device=DEVICE)
     for arguments in [(x, weight, bias, labels, uniforms, True), (x, weight, None, labels, None, False)]:
         traces(torch.ops.encoderlab_gpu.linear_cross_entropy, *arguments)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("classes", [2, 64, 601])
+def test_divergence(classes, dtype):
+    logits, targets = normal(9, classes), (3 * normal(9, classes, seed=1)).to(dtype)
+    agree(
+        lambda x: (3 * vocabulary.Divergence.apply(x, targets.to(x.dtype), 2.0)[0]).to(dtype),
+        lambda x: 3 * plain.divergence(x, targets.to(x.dtype), 2.0)[0],
+        [logits],
+        dtype,
+    )
+    coarse = [x.round().to(dtype) for x in (logits, targets)]  # of equal logits the first is the choice
+    hits = vocabulary.Divergence.apply(*coarse, 2.0)[1]
+    assert hits == (coarse[0].double().argmax(-1) == coarse[1].double().argmax(-1)).sum()
+
+
+def test_divergence_of_classes_that_cannot_be():
+    logits, targets = normal(3, 600), normal(3, 600, seed=1)
+    logits[:, 500:] = targets[:, 300:] = float("-inf")
+    want = plain.divergence(logits[:, :500], targets[:, :500].clamp(min=-1e4), 2.0)[0]
+    torch.testing.assert_close(vocabulary.Divergence.apply(logits, targets, 2.0)[0], want)
+    assert vocabulary.Divergence.apply(targets, logits, 2.0)[0] == float("inf")
+    assert vocabulary.Divergence.apply(torch.full_like(logits, float("nan")), targets, 2.0)[0].isnan()
+
+
+def test_the_divergence_for_tracing_is_the_function():
+    for gradients in (True, False):
+        traces(torch.ops.encoderlab_gpu.divergence, normal(5, 20), normal(5, 20, seed=1), 2.0, gradients)

@@ -262,6 +262,21 @@ def linear_cross_entropy(
     return loss, hits, None if uniforms is None else sampled
 
 
+def divergence(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """KL(softmax(targets / T) || softmax(logits / T)) with temperature T: its sum in nats, and the number of rows whose
+    first choices are equal.
+
+    logits, targets (S, V); targets have no gradient. A kernel computes the gradient at once, and stores nothing else.
+    """
+    fast = _kernels(logits, targets)
+    if fast is None:
+        return plain.divergence(logits, targets, temperature)
+    made: tuple[Tensor, Tensor] = apply(
+        fast.vocabulary.Divergence, logits.contiguous(), targets.detach().contiguous(), temperature
+    )
+    return made
+
+
 def depthwise(x: Tensor, weight: Tensor, doc: Tensor | None = None) -> Tensor:
     """``out[b, t, c] = sum_j weight[c, j] x[b, t + j - J // 2, c]``: (B, L, C), (C, J), J odd -> (B, L, C).
 

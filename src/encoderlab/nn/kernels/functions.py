@@ -286,3 +286,37 @@ def linear_cross_entropy_function(linear_cross_entropy: Callable[..., tuple[Tens
             return dx.mul_(grad), dweight.mul_(grad), scaled, None, None, None
 
     return LinearCrossEntropy
+
+
+# --------------------------------------------------------------------------------------- divergence of rows of logits
+
+
+DIVERGENCE = "(Tensor logits, Tensor targets, float temperature, bool gradients) -> (Tensor, Tensor, Tensor)"
+
+
+def divergence_shapes(
+    logits: Tensor, targets: Tensor, temperature: float, gradients: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Sum of the divergences, number of hits, and the gradient of the sum with respect to the logits."""
+    gradient = torch.empty_like(logits) if gradients else logits.new_empty(0)
+    return logits.new_empty((), dtype=torch.float32), logits.new_empty((), dtype=torch.int64), gradient
+
+
+def divergence_function(divergence: Callable[..., tuple[Tensor, ...]]) -> type[Function]:
+    """Computes the gradient in the forward pass, where the exponentials are at hand. The targets have none."""
+
+    class Divergence(Function):
+        @staticmethod
+        def forward(ctx: Any, logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+            loss, hits, gradient = divergence(logits, targets, temperature, ctx.needs_input_grad[0])
+            ctx.save_for_backward(gradient)
+            ctx.mark_non_differentiable(hits)
+            return loss, hits
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+            (gradient,) = ctx.saved_tensors
+            return gradient * grad if comes_again() else gradient.mul_(grad), None, None
+
+    return Divergence

@@ -311,6 +311,15 @@ def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
     return sampled.clamp(max=logits.shape[1] - 1)
 
 
+def divergence(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """As :func:`encoderlab.nn.kernels.divergence`."""
+    ours, theirs = (
+        ((x if x.dtype == torch.float64 else x.float()) / temperature).log_softmax(-1) for x in (logits, targets)
+    )
+    loss = F.kl_div(ours, theirs, log_target=True, reduction="sum")
+    return loss, (logits.argmax(-1) == targets.argmax(-1)).sum()
+
+
 MIDDLE = 128  # zero as an unsigned number of 8 bits
 EXACT = 1024  # products of two numbers of 8 bits whose sum float32 holds exactly
 SMALLEST = 1e-30  # largest magnitude of a row below which it counts as zeros

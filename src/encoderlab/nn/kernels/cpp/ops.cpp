@@ -149,6 +149,14 @@ EXPORT encoderlab_cross_entropy(int64_t half, void* logits, int64_t stride, cons
   });
 }
 
+EXPORT encoderlab_divergence(int64_t half, const void* logits, const void* targets, void* gradient, float* loss,
+                             uint8_t* hit, int64_t rows, int64_t classes, float cold, int64_t threads) {
+  typed(half, [&](auto kind) {
+    using T = decltype(kind);
+    divergence((const T*)logits, (const T*)targets, (T*)gradient, loss, hit, rows, classes, cold, threads);
+  });
+}
+
 template <class T>
 static Inputs<T> inputs_of(const void* q, const void* k, const void* v, const void* bias, const uint8_t* visible,
                            const int64_t* seeds, const Pointers* pointers) {

@@ -1,4 +1,4 @@
-// Functions of one position at a time: dropout, LayerNorm, GELU, cross entropy.
+// Functions of one position at a time: dropout, LayerNorm, GELU, cross entropy, divergence.
 
 #pragma once
 
@@ -317,6 +317,25 @@ void geglu_backward(T* grad, const T* x, const float* bias, T* dx, float* partia
 
 // ------------------------------------------------------------------------------------- cross entropy of rows, in place
 
+// The largest of x + bias (classes; bias may be null), which goes to z, with minus infinity in the rest of a block.
+template <class T>
+inline float read_logits(const T* x, const float* bias, float* z, int64_t classes) {
+  floats most = all(-INFINITY);
+  for (int64_t j = 0; j < classes; j += BLOCK) {
+    int64_t n = classes - j;
+    Block b = load(x + j, n);
+    if (bias) {
+      Block c = load(bias + j, n);
+      for (int i = 0; i < VECTORS; i++) b.v[i] += c.v[i];
+    }
+    if (n < BLOCK)
+      for (int i = 0; i < VECTORS; i++) b.v[i] = select(lanes() + i * W < (int32_t)n, b.v[i], all(-INFINITY));
+    for (int i = 0; i < VECTORS; i++) most = select(b.v[i] > most, b.v[i], most);
+    store(z + j, b, BLOCK);
+  }
+  return largest(most);
+}
+
 // The class at which the running sum of z (classes) passes `point`; classes without mass are never chosen.
 inline int64_t invert(const float* z, int64_t classes, double point) {
   int64_t block = 0;
@@ -348,20 +367,7 @@ void cross_entropy(T* logits, int64_t stride, const float* bias, const int64_t* 
   sum_rows(rows, gradients && bias ? classes : 0, partial, dbias, threads, [&](int64_t row, float* mine) {
     T* x = logits + row * stride;
     float* z = scratch.get(round_up(classes, BLOCK));
-    floats most = all(-INFINITY);
-    for (int64_t j = 0; j < classes; j += BLOCK) {
-      int64_t n = classes - j;
-      Block b = load(x + j, n);
-      if (bias) {
-        Block c = load(bias + j, n);
-        for (int i = 0; i < VECTORS; i++) b.v[i] += c.v[i];
-      }
-      if (n < BLOCK)
-        for (int i = 0; i < VECTORS; i++) b.v[i] = select(lanes() + i * W < (int32_t)n, b.v[i], all(-INFINITY));
-      for (int i = 0; i < VECTORS; i++) most = select(b.v[i] > most, b.v[i], most);
-      store(z + j, b, BLOCK);
-    }
-    float peak = largest(most), chosen = z[labels[row]];
+    const float peak = read_logits(x, bias, z, classes), chosen = z[labels[row]];
     hit[row] = chosen == peak && std::find(z, z + labels[row], peak) == z + labels[row];  // of equal ones the first
     floats sum = {};
     for (int64_t j = 0; j < classes; j += BLOCK) {
@@ -387,6 +393,47 @@ void cross_entropy(T* logits, int64_t stride, const float* bias, const int64_t* 
       if (bias) accumulate(mine + j, b, classes - j);
     }
   });
+}
+
+// ------------------------------------------------------------------------------- divergence of two rows of logits
+
+// KL(softmax(targets / t) || softmax(logits / t)) with cold = 1 / t; logits, targets (rows, classes). hit[row]: both have
+// the same first choice. gradient (rows, classes) by the logits, if not null.
+template <class T>
+void divergence(const T* logits, const T* targets, T* gradient, float* loss, uint8_t* hit, int64_t rows,
+                int64_t classes, float cold, int64_t threads) {
+#pragma omp parallel for schedule(static) num_threads((int)threads)
+  for (int64_t row = 0; row < rows; row++) {
+    const int64_t padded = round_up(classes, BLOCK);
+    float* own = scratch.get(2 * padded);
+    float* wanted = own + padded;
+    const float peak = read_logits(logits + row * classes, nullptr, own, classes);
+    const float wanted_peak = read_logits(targets + row * classes, nullptr, wanted, classes);
+    hit[row] = std::find(own, own + classes, peak) - own == std::find(wanted, wanted + classes, wanted_peak) - wanted;
+    floats sum = {}, wanted_sum = {}, apart = {};
+    for (int64_t j = 0; j < classes; j += BLOCK) {
+      Block a = load(own + j, BLOCK), b = load(wanted + j, BLOCK);
+      for (int i = 0; i < VECTORS; i++) {
+        const floats x = (a.v[i] - peak) * cold, y = (b.v[i] - wanted_peak) * cold;
+        a.v[i] = exponential(x);
+        b.v[i] = exponential(y);
+        sum += a.v[i];
+        wanted_sum += b.v[i];
+        apart += select(b.v[i] > 0.0f, b.v[i] * (y - x), floats{});  // without mass, y may be minus infinity
+      }
+      store(own + j, a, BLOCK);
+      store(wanted + j, b, BLOCK);
+    }
+    const float normaliser = total(sum), wanted_normaliser = total(wanted_sum);
+    loss[row] = total(apart) / wanted_normaliser + std::log(normaliser / wanted_normaliser);
+    if (!gradient) continue;
+    const float scale = cold / normaliser, wanted_scale = cold / wanted_normaliser;
+    for (int64_t j = 0; j < classes; j += BLOCK) {
+      Block a = load(own + j, BLOCK), b = load(wanted + j, BLOCK);
+      for (int i = 0; i < VECTORS; i++) a.v[i] = a.v[i] * scale - b.v[i] * wanted_scale;
+      store(gradient + row * classes + j, a, classes - j);
+    }
+  }
 }
 
 }  // namespace

@@ -1,11 +1,11 @@
-"""The vocabulary head's product, loss and samples, without holding the logits of all rows at once."""
+"""The vocabulary head's product, loss and samples by chunks of rows, and the divergence of two heads' logits."""
 
 from __future__ import annotations
 
 import torch
 
 from encoderlab.nn.kernels import functions
-from encoderlab.nn.kernels.cpu.native import CHUNKS, call, half
+from encoderlab.nn.kernels.cpu.native import CHUNKS, call, half, threads
 from encoderlab.nn.kernels.operation import operation
 
 LOGITS = 1 << 25  # elements in a chunk of logits: large chunks make faster products, small chunks need less memory
@@ -48,3 +48,18 @@ def linear_cross_entropy(x, weight, bias, labels, uniforms, gradients, z_loss=0.
 
 
 LinearCrossEntropy = functions.linear_cross_entropy_function(linear_cross_entropy)
+
+
+@operation(functions.divergence_shapes, functions.DIVERGENCE)
+def divergence(logits, targets, temperature, gradients):
+    rows, classes = logits.shape
+    losses, hits = torch.empty(rows), torch.empty(rows, dtype=torch.bool)
+    gradient = torch.empty_like(logits) if gradients else None
+    call(
+        "divergence", half(logits), logits, targets, gradient, losses, hits, rows, classes, 1.0 / temperature,
+        threads(logits),
+    )  # fmt: skip
+    return losses.sum(), hits.sum(), logits.new_empty(0) if gradient is None else gradient
+
+
+Divergence = functions.divergence_function(divergence)

@@ -1,4 +1,4 @@
-"""The vocabulary head's product, loss and samples, without holding the logits of all rows at once."""
+"""The vocabulary head's product, loss and samples by chunks of rows, and the divergence of two heads' logits."""
 
 from __future__ import annotations
 
@@ -129,3 +129,69 @@ def linear_cross_entropy(x, weight, bias, labels, uniforms, gradients, z_loss=0.
 
 
 LinearCrossEntropy = functions.linear_cross_entropy_function(linear_cross_entropy)
+
+
+@triton.jit
+def first_peak(logits, classes, BLOCK: tl.constexpr):
+    """The largest of a row's logits, and its first class."""
+    peak = tl.full((BLOCK,), -3.4e38, tl.float32)
+    first = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, classes, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        x = read(logits, None, column, classes, classes)
+        first = tl.where(x > peak, column, first)
+        peak = tl.maximum(x, peak)
+    largest = tl.max(peak, 0)
+    return largest, tl.min(tl.where(peak == largest, first, classes), 0)
+
+
+@triton.jit(do_not_specialize=["classes"])
+def divergence_kernel(
+    logits, targets, gradient, losses, hits, classes, cold, GRADIENTS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """KL(softmax(targets / t) || softmax(logits / t)) of one row with ``cold`` = 1 / t, and its gradient."""
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * classes
+    targets += row * classes
+    peak, first = first_peak(logits, classes, BLOCK)
+    wanted_peak, wanted_first = first_peak(targets, classes, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    wanted_total = tl.zeros((BLOCK,), tl.float32)
+    apart = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, classes, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        x = (read(logits, None, column, classes, classes) - peak) * cold
+        y = (read(targets, None, column, classes, classes) - wanted_peak) * cold
+        mass = tl.exp(y)
+        total += tl.exp(x)
+        wanted_total += mass
+        seen = mass > 0.0  # without mass, y may be minus infinity
+        apart += mass * (tl.where(seen, y, 0.0) - tl.where(seen, x, 0.0))
+    normaliser, wanted_normaliser = tl.sum(total, 0), tl.sum(wanted_total, 0)
+    tl.store(losses + row, tl.sum(apart, 0) / wanted_normaliser + tl.log(normaliser / wanted_normaliser))
+    tl.store(hits + row, first == wanted_first)
+    if GRADIENTS:
+        gradient += row * classes
+        for start in range(0, classes, BLOCK):
+            column = start + tl.arange(0, BLOCK)
+            x = (read(logits, None, column, classes, classes) - peak) * cold
+            y = (read(targets, None, column, classes, classes) - wanted_peak) * cold
+            change = tl.exp(x) / normaliser - tl.exp(y) / wanted_normaliser
+            tl.store(gradient + column, change * cold, mask=column < classes)
+
+
+@operation(functions.divergence_shapes, functions.DIVERGENCE, space=GPU)
+def divergence(logits, targets, temperature, gradients):
+    rows, classes = logits.shape
+    losses = logits.new_empty(rows, dtype=torch.float32)
+    hits = logits.new_empty(rows, dtype=torch.bool)
+    gradient = torch.empty_like(logits) if gradients else logits.new_empty(0)
+    block = min(BLOCK, triton.next_power_of_2(classes))
+    divergence_kernel[(rows,)](
+        logits, targets, gradient, losses, hits, classes, 1.0 / temperature,
+        GRADIENTS=gradients, BLOCK=block, num_warps=max(1, block // 512),
+    )  # fmt: skip
+    return losses.sum(), hits.sum(), gradient
+
+
+Divergence = functions.divergence_function(divergence)
