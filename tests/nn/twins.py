@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch import library as custom_operations
 
-from encoderlab.nn.kernels import Relative
+from encoderlab.nn.kernels import Relative, build
 from encoderlab.nn.noise import Noise
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # of the kernels of GPUs; on a CPU their interpreter runs
+FLOAT = (torch.float32, torch.bfloat16)
 SEEDS = Noise(0, 1, torch.arange(4)).seeds
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}  # of the largest value
+
+compiled = pytest.mark.skipif(not build.available(), reason="no C++ compiler")
 
 
 def normal(*shape: int, seed: int = 0, device: str = "cpu") -> Tensor:
