@@ -216,18 +216,31 @@ def encode(model: Model, texts: Iterable[str], *, pooling: Pooling = "mean") -> 
 
 
 @torch.inference_mode()
-def encode_parts(model: Model, texts: Iterable[str], *, pooling: Pooling = "mean") -> Iterator[np.ndarray]:
-    """As :func:`encode`, for more texts than fit into memory: the vectors of :data:`PART` texts at a time."""
+def encode_parts(
+    model: Model,
+    texts: Iterable[str],
+    *,
+    pooling: Pooling = "mean",
+    normalize: bool = False,
+    longest: int | None = None,
+    prompt: str = "",
+) -> Iterator[np.ndarray]:
+    """As :func:`encode`, for more texts than fit into memory: the vectors of :data:`PART` texts at a time.
+
+    ``normalize``: scaled to length 1; ``longest``: read at most so many tokens of a text, special ones included;
+    ``prompt`` is put before each text.
+    """
     if pooling not in get_args(Pooling):
         raise ConfigError(f"pooling {pooling!r} is unknown; choose mean, first or last")
     kernels.keep_memory()
     tokenizer = tokenizer_of(model)
     model = reading_apart(model)
-    longest, device = limit(model), next(model.parameters()).device
+    longest = limit(model) if longest is None else min(longest, limit(model))
+    device = next(model.parameters()).device
     room = tokenizer.spans(longest, max_length=longest).a
     left, cut, number, wrong = iter(texts), 0, 0, 0
     while part := list(islice(left, PART)):
-        encodings = tokenizer.encode_batch(part, limit=room)
+        encodings = tokenizer.encode_batch([prompt + text for text in part], limit=room)
         cut += sum(len(encoding) > room for encoding in encodings)
         number += len(part)
         framed = [tokenizer.frame(encoding.ids, max_length=longest) for encoding in encodings]
@@ -237,7 +250,9 @@ def encode_parts(model: Model, texts: Iterable[str], *, pooling: Pooling = "mean
                 batch = batch.to(device)
                 last = model.encoder(batch.ids, doc=batch.documents, segments=batch.segments).last.float()
                 assert batch.on_host.rows is not None
-                vectors[batch.on_host.rows.numpy()] = pooled(last, batch.doc >= 0, pooling).cpu().numpy()
+                made = pooled(last, batch.doc >= 0, pooling)
+                made = torch.nn.functional.normalize(made, dim=-1) if normalize else made
+                vectors[batch.on_host.rows.numpy()] = made.cpu().numpy()
         wrong += int((~np.isfinite(vectors)).any(1).sum())
         yield vectors
     if wrong:

@@ -1,14 +1,19 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from encoderlab import cli
 from encoderlab.commands.encode import _lines, _write_vectors
+from encoderlab.deploy.sentence_transformers import TextVectors
 from encoderlab.errors import DataError
+from encoderlab.interchange import folder as folders
+from tests.tasks.tiny import model as tiny
 
 
 def test_vectors_written_in_parts_are_one_file(tmp_path: Path) -> None:
@@ -55,6 +60,7 @@ def test_a_file_is_no_text_to_encode(
 
 def test_a_hyphen_stands_for_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     read: list[str] = []
+    monkeypatch.setattr("encoderlab.commands.encode._vectors_of", lambda *given: TextVectors())
     monkeypatch.setattr("encoderlab.commands.encode._load", lambda *given: read.extend(_lines(Path("-"))) or 1 / 0)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\r\nb")))
     assert cli.main(["encode", "run", "--file", "-"]) == 1
@@ -65,3 +71,36 @@ def test_standard_input_that_is_no_utf8(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\nK\xe4se\n"), encoding="utf-8"))
     with pytest.raises(DataError, match="standard input: line 2 is not UTF-8"):
         list(_lines(Path("-")))
+
+
+def test_vectors_are_those_of_sentence_transformers(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Pooling, length, prompt and scale of the folder's files; ``--pooling`` replaces the pooling alone."""
+    model = tiny("bert-tiny").eval()
+    folders.save(model, tmp_path / "model")
+    kind = "sentence_transformers.models."
+    modules = [{"path": p, "type": kind + t} for p, t in (("", "Transformer"), ("1_Pooling", "Pooling"))]
+    written = {
+        "modules.json": [*modules, {"path": "2_Normalize", "type": kind + "Normalize"}],
+        "1_Pooling/config.json": {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False},
+        "sentence_bert_config.json": {"max_seq_length": 6, "do_lower_case": False},
+        "config_sentence_transformers.json": {"prompts": {"query": "the "}, "default_prompt_name": "query"},
+    }
+    (tmp_path / "model" / "1_Pooling").mkdir()
+    for name, data in written.items():
+        (tmp_path / "model" / name).write_text(json.dumps(data))
+    texts = ["a cat", "a cat and a dog and a cat and a dog"]
+
+    def vectors(*words: str) -> np.ndarray:
+        assert cli.main(["encode", str(tmp_path / "model"), *texts, *words, "--json"]) == 0
+        return np.array(json.loads(capsys.readouterr().out)["vectors"])
+
+    tokenizer = model.tokenizer
+    for pooling, words in (("first", ()), ("mean", ("--pooling", "mean"))):
+        for text, found in zip(texts, vectors(*words), strict=True):
+            ids = tokenizer.encode("the " + text).ids[:4]
+            with torch.no_grad():
+                states = model.encoder(torch.tensor(tokenizer.frame(ids, max_length=6)[0])[None]).last[0]
+            wanted = states[0] if pooling == "first" else states.mean(0)
+            np.testing.assert_allclose(found, (wanted / wanted.norm()).numpy(), atol=1e-5)
+    (tmp_path / "model" / "modules.json").unlink()
+    assert np.linalg.norm(vectors()[0]) != pytest.approx(1, abs=1e-3)

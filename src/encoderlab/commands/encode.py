@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,17 +13,19 @@ from cyclopts import Parameter
 
 from encoderlab.commands.outputs import output
 from encoderlab.commands.precision import Pooling, Precision, judge
-from encoderlab.commands.terminal import json_mode, progress, say, table
+from encoderlab.commands.terminal import json_mode, note, progress, say, table
 from encoderlab.commands.use import places_of
 from encoderlab.commands.workers import HERE, ModelWork, WorkerOptions, for_each_file
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import replace_file
-from encoderlab.messages import Say
+from encoderlab.interchange.finetuned import best_seed
+from encoderlab.messages import Say, silent
 from encoderlab.tasks.data.records import RECORDS, lines, suffix
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from encoderlab.deploy.sentence_transformers import TextVectors
     from encoderlab.model import Model
 
 
@@ -67,7 +69,7 @@ def encode(
     *,
     file: Annotated[list[Path] | None, Parameter(allow_leading_hyphen=True)] = None,
     out: Path | None = None,
-    pooling: Pooling = "mean",
+    pooling: Pooling | None = None,
     precision: Precision = "fp32",
     check: Path | None = None,
     where: WorkerOptions = HERE,
@@ -94,7 +96,8 @@ def encode(
     out
         NumPy file to write: (n, width) float32. For several files, a folder: FOLDER/NAME.npy for each.
     pooling
-        The vector of a text: the mean over its tokens, its first token, or its last token.
+        The vector of a text: the mean over its tokens, its first token, or its last token. Default: the mean, or what
+        sentence-transformers' files in the model's folder say. Their length, prompt and scale always count.
     precision
         Arithmetic of the matrix products in the layers: fp32, or int8 (8 bits; two to three times as
         fast on processors with VNNI).
@@ -105,14 +108,15 @@ def encode(
         raise ConfigError("encode takes either texts or --file FILE (one text per line)")
     if texts and (places := places_of(texts, out)) is not None:
         raise ConfigError(f"{places[0]}: is a {'folder' if places[0].is_dir() else 'file'}; give it with --file")
-    verdict = judge(model, check, precision, pooling=pooling)
+    vectors = _vectors_of(model, pooling)
+    verdict = judge(model, check, precision, pooling=vectors.pooling)
     if file and (len(file) > 1 or file[0].is_dir()):
-        work = EncodeFile(model=model, pooling=pooling, precision=precision)
+        work = EncodeFile(model=model, vectors=vectors, precision=precision)
         return for_each_file(work, file, out, where) | verdict
     if where.several:
         raise ConfigError("--workers, --on and the like are for several files or a folder; leave them out")
     with output(out, "vectors", *(file or ())):
-        return _encode(model, texts, file[0] if file else None, out, pooling, precision) | verdict
+        return _encode(model, texts, file[0] if file else None, out, vectors, precision) | verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,35 +124,59 @@ class EncodeFile(ModelWork["Model"]):
     """Encodes the texts of files. The identity of a model is the hash of its weights, which differs by precision."""
 
     verb, suffix, unit, product = "encode", ".npy", "texts", "vectors of {width} numbers"
-    pooling: Pooling
+    vectors: TextVectors
     precision: Precision
 
     def load(self, say: Say) -> tuple[Model, str]:
         from encoderlab.model import weights_hash
 
-        network = _load(self.model, self.precision)
+        network = _encoder(self.model, self.precision)
         return network, weights_hash(network)
 
     def asked(self) -> dict[str, Any]:
-        return {"pooling": self.pooling}
+        return vars(self.vectors)
 
     def about(self, loaded: Model) -> dict[str, Any]:
         return {"width": loaded.config.encoder.width}
 
     def __call__(self, source: Path, out: Path, say: Say) -> dict[str, Any]:
         network = self.loaded()
-        parts = _parts(network, _lines(source), self.pooling, source)
+        parts = _parts(network, _lines(source), self.vectors, source)
         return {"texts": _write_vectors(out, parts, network.config.encoder.width)}
 
 
+def _vectors_of(model: Path, pooling: Pooling | None) -> TextVectors:
+    """How the model makes vectors, which is printed where sentence-transformers' files say so."""
+    from encoderlab.deploy.sentence_transformers import TextVectors, vectors_of
+
+    own = vectors_of(best_seed(model, silent))
+    vectors = own if pooling is None else replace(own, pooling=pooling)
+    if own != TextVectors():
+        scaled = ", scaled to length 1" if vectors.normalize else ""
+        longest = f", at most {vectors.longest} tokens" if vectors.longest else ""
+        before = f", {vectors.prompt!r} before each text" if vectors.prompt else ""
+        note(f"vectors as sentence-transformers makes them: {vectors.pooling}{scaled}{longest}{before}")
+    return vectors
+
+
+def _encoder(model: Path, precision: Precision) -> Model:
+    """The model, whose tokenizer does what sentence-transformers' files ask for."""
+    from encoderlab.deploy.sentence_transformers import check_case
+    from encoderlab.inference import tokenizer_of
+
+    network = _load(model, precision)
+    check_case(best_seed(model, silent), tokenizer_of(network))
+    return network
+
+
 def _encode(
-    model: Path, texts: list[str] | None, file: Path | None, out: Path | None, pooling: Pooling, precision: Precision
+    model: Path, texts: list[str] | None, file: Path | None, out: Path | None, how: TextVectors, precision: Precision
 ) -> dict[str, Any]:
     """Print the vectors, or write them to ``out``."""
     import numpy as np
 
-    network = _load(model, precision)
-    parts = _parts(network, iter(texts or ()) if file is None else _lines(file), pooling, file)
+    network = _encoder(model, precision)
+    parts = _parts(network, iter(texts or ()) if file is None else _lines(file), how, file)
     width = network.config.encoder.width
     if out is not None:
         with progress("encode") as show:
@@ -161,13 +189,13 @@ def _encode(
     return {"model": model, "texts": len(vectors), "width": width, "vectors": vectors}
 
 
-def _parts(network: Model, texts: Iterator[str], pooling: Pooling, file: Path | None) -> Iterator[np.ndarray]:
+def _parts(network: Model, texts: Iterator[str], how: TextVectors, file: Path | None) -> Iterator[np.ndarray]:
     """The vectors of texts, in batches; refuses a file without texts."""
     from encoderlab.inference import encode_parts
 
     if (first := next(texts, None)) is None:
         raise DataError(f"{file}: is empty; give a file with one text per line")
-    return encode_parts(network, chain([first], texts), pooling=pooling)
+    return encode_parts(network, chain([first], texts), **vars(how))
 
 
 def _write_vectors(

@@ -78,7 +78,7 @@ def export(
     from encoderlab.deploy.export.folder import export as write
     from encoderlab.deploy.export.trace import require
     from encoderlab.deploy.graph import use_of
-    from encoderlab.deploy.sentence_transformers import comparison_of, longest_of, pooling_of, prompts_of
+    from encoderlab.deploy.sentence_transformers import check_case, comparison_of, longest_of, pooling_of, prompts_of
     from encoderlab.inference import limit, tokenizer_of
     from encoderlab.interchange.load import load
     from encoderlab.tasks.runs.folder import find_task
@@ -97,7 +97,8 @@ def export(
         if pooling is None or normalize is None:
             usual, scaled = pooling_of(place)
             pooling, normalize = pooling or usual, scaled if normalize is None else normalize
-        if length is None and (longest := longest_of(place, tokenizer)) is not None:
+        check_case(place, tokenizer)
+        if length is None and (longest := longest_of(place)) is not None:
             length = min(longest, limit(network))
         settings = replace(
             settings,

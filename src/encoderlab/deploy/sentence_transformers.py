@@ -42,6 +42,36 @@ class Prompts:
         return self.named[name]
 
 
+@dataclass(frozen=True, kw_only=True)
+class TextVectors:
+    """How a text becomes a vector.
+
+    Args:
+        pooling: how the states of its tokens become one.
+        normalize: whether it is scaled to length 1.
+        longest: the most tokens that are read, special ones included; None: as many as the model reads.
+        prompt: stands before each text.
+    """
+
+    pooling: Pooling = "mean"
+    normalize: bool = False
+    longest: int | None = None
+    prompt: str = ""
+
+
+def vectors_of(folder: Path) -> TextVectors:
+    """The vectors that sentence-transformers computes with the model in a folder; without its files, plain means.
+
+    Raises:
+        ConfigError, DataError: as :func:`pooling_of`, :func:`prompts_of` and :func:`longest_of`.
+    """
+    if not (folder / "modules.json").is_file():
+        return TextVectors()
+    pooling, normalize = pooling_of(folder)
+    prompt = prompts_of(folder).before(None)
+    return TextVectors(pooling=pooling, normalize=normalize, longest=longest_of(folder), prompt=prompt)
+
+
 def pooling_of(folder: Path) -> tuple[Pooling, bool]:
     """The pooling for the model in a folder, and whether vectors are scaled to length 1.
 
@@ -119,22 +149,35 @@ def comparison_of(folder: Path) -> str:
     return str(found)
 
 
-def longest_of(folder: Path, tokenizer: Tokenizer) -> int | None:
+def longest_of(folder: Path) -> int | None:
     """The longest text in tokens by sentence-transformers' files, special tokens included; None if they name none.
 
     Raises:
         DataError: one of them is damaged.
-        ConfigError: they ask for lower case, and the tokenizer distinguishes it.
     """
-    for path in sorted(folder.glob("sentence_*_config.json")):  # of a family, in old folders
-        data = read_json(path, RESTORE)
-        if data.get("do_lower_case") and list(tokenizer.encode("The").ids) != list(tokenizer.encode("the").ids):
-            raise ConfigError(
-                f"{path}: do_lower_case is not implemented for a tokenizer that distinguishes case; set it to false, "
-                "and send texts in lower case"
-            )
-        longest = data.get("max_seq_length")
-        if longest is not None and (type(longest) is not int or longest < 2):
-            raise DataError(f"{path}: max_seq_length {longest!r}, expected a number of tokens from 2; correct it")
-        return longest
-    return None
+    path = _length_file(folder)
+    longest = None if path is None else read_json(path, RESTORE).get("max_seq_length")
+    if longest is not None and (type(longest) is not int or longest < 2):
+        raise DataError(f"{path}: max_seq_length {longest!r}, expected a number of tokens from 2; correct it")
+    return longest
+
+
+def check_case(folder: Path, tokenizer: Tokenizer) -> None:
+    """Refuse sentence-transformers' files that ask for lower case if the tokenizer distinguishes it.
+
+    Raises:
+        ConfigError: they do.
+    """
+    path = _length_file(folder)
+    if path is None or not read_json(path, RESTORE).get("do_lower_case"):
+        return
+    if list(tokenizer.encode("The").ids) != list(tokenizer.encode("the").ids):
+        raise ConfigError(
+            f"{path}: do_lower_case is not implemented for a tokenizer that distinguishes case; set it to false, "
+            "and send texts in lower case"
+        )
+
+
+def _length_file(folder: Path) -> Path | None:
+    """The file with the longest text, which is named after a family in old folders."""
+    return min(folder.glob("sentence_*_config.json"), default=None)

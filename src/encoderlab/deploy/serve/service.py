@@ -12,7 +12,7 @@ import torch
 
 from encoderlab import inference
 from encoderlab.batches.batch import Batch
-from encoderlab.deploy.sentence_transformers import Prompts, longest_of, pooling_of, prompts_of
+from encoderlab.deploy.sentence_transformers import Prompts, check_case, longest_of, pooling_of, prompts_of
 from encoderlab.deploy.serve.texts import Refused
 from encoderlab.deploy.serve.why import Explanations
 from encoderlab.errors import ConfigError
@@ -89,13 +89,15 @@ class Service:
         model = placed(reading_apart(load(place)), precision)
         predictor = None if model.task is None else predictor_with(model, place)
         pooling, normalize = pooling_of(place)
+        if predictor is None:
+            check_case(place, tokenizer_of(model))
         return cls(
             model,
             predictor,
             name=name or folder.resolve().name,
             pooling=pooling,
             normalize=normalize,
-            longest=longest_of(place, tokenizer_of(model)) if predictor is None else None,
+            longest=longest_of(place) if predictor is None else None,
             prompts=prompts_of(place) if predictor is None else None,
         )
 
