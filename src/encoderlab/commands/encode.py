@@ -108,14 +108,16 @@ def encode(
         raise ConfigError("encode takes either texts or --file FILE (one text per line)")
     if texts and (places := places_of(texts, out)) is not None:
         raise ConfigError(f"{places[0]}: is a {'folder' if places[0].is_dir() else 'file'}; give it with --file")
-    vectors = _vectors_of(model, pooling)
-    verdict = judge(model, check, precision, pooling=vectors.pooling)
     if file and (len(file) > 1 or file[0].is_dir()):
+        vectors = _vectors_of(model, pooling)
+        verdict = judge(model, check, precision, pooling=vectors.pooling)
         work = EncodeFile(model=model, vectors=vectors, precision=precision)
         return for_each_file(work, file, out, where) | verdict
     if where.several:
         raise ConfigError("--workers, --on and the like are for several files or a folder; leave them out")
     with output(out, "vectors", *(file or ())):
+        vectors = _vectors_of(model, pooling)
+        verdict = judge(model, check, precision, pooling=vectors.pooling)
         return _encode(model, texts, file[0] if file else None, out, vectors, precision) | verdict
 
 
