@@ -103,6 +103,10 @@ def _read(hint: Any, data: Any, where: str, path: str = "") -> Any:
         return [_read(_entry_hint(hint, i), item, where, f"{path}.{i}") for i, item in enumerate(data)]
     if isinstance(data, int) and data.bit_length() > 63:
         raise ConfigError(f"{where}: {path[1:]} {reprlib.repr(data)} does not fit 64 bits; give a smaller number")
+    allowed = _alternatives(hint)
+    if isinstance(data, bool) and bool not in allowed and (int in allowed or float in allowed):
+        expected = EXPECTED["float" if float in allowed else "int"]
+        raise ConfigError(f"{where}: {path[1:]}: expected {expected} (got {data})")  # pydantic takes True for 1
     options = _options(hint)
     if not isinstance(data, dict) or not options:
         return data
