@@ -13,7 +13,10 @@ import encoderlab
 
 SOURCE = Path(encoderlab.__file__).parent
 ROOT = Path(__file__).parents[1]
-PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 HISTORY = "LOG.md"  # entries stay as they were written
 
 BETTER = {  # pattern -> what to write
