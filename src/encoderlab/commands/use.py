@@ -164,13 +164,11 @@ class Score:
         allow_no_answer(task, places, members, part.examples, say)
         for member in members:
             member.watch = watch
-        together, each = predict_ensemble(members, part.examples)
-        for line in dict.fromkeys(map(_cut, members)):
-            if line:
-                say(line)
+        together, alone = predict_ensemble(members, part.examples)
+        _say_cut(members, say)
         if names:
-            together, each = renamed(together, names), [renamed(one, names) for one in each]
-        scored = dict(zip(map(str, places), each, strict=True))
+            together, alone = renamed(together, names), [renamed(one, names) for one in alone]
+        scored = dict(zip(map(str, places), alone, strict=True))
         if len(members) > 1:
             scored = {"ensemble": together, **scored}
         scores = {}
@@ -290,9 +288,9 @@ def predict(
     from encoderlab.tasks.runs.apply import predictor_of
 
     places = places_of(inputs, out)
+    work = PredictFile(model=model, text=text, pair=pair, besides=tuple(with_ or ()), precision=precision)
     if places is not None and (len(places) > 1 or places[0].is_dir()):
         verdict = judge(model, check, precision)
-        work = PredictFile(model=model, text=text, pair=pair, besides=tuple(with_ or ()), precision=precision)
         return for_each_file(work, places, out, where) | verdict
     if where.several:
         raise ConfigError("--workers, --on and the like are for several files or a folder; leave them out")
@@ -306,8 +304,8 @@ def predict(
         if places is None:
             if "gold" in (with_ or ()):
                 raise ConfigError("texts have no labels; leave gold out of --with, or give a file")
-            return _predict_texts(predictor, inputs, out, with_ or ()) | verdict
-        return _predict_file(predictor, places[0], out, text, pair, with_ or ()) | verdict
+            return _predict_texts(predictor, inputs, out, work.besides) | verdict
+        return _predict_file(work, predictor, places[0], out) | verdict
 
 
 def places_of(words: Sequence[str], out: Path | None) -> list[Path] | None:
@@ -360,19 +358,31 @@ class PredictFile(ModelWork["Predictor"]):
         return {"text": self.text, "pair": self.pair, "with": list(self.besides)}
 
     def __call__(self, source: Path, out: Path, say: Say) -> dict[str, Any]:
+        predictor = self.loaded()
+        predictor.form.cut = 0
+        return {"predictions": self.write(predictor, source, out, say)}
+
+    def write(
+        self,
+        predictor: Predictor,
+        source: Path,
+        out: Path,
+        say: Say,
+        show: Callable[[int], None] = lambda count: None,
+    ) -> int:
+        """Write the predictions for a file, part by part, and return their number; ``show`` gets it after each part."""
         from encoderlab.tasks.data.task import Remarks
         from encoderlab.tasks.runs.apply import unlabelled_task_of_file
         from encoderlab.tasks.runs.predict import predict_file
 
-        predictor = self.loaded()
-        predictor.form.cut = 0
         task = unlabelled_task_of_file(source, predictor, self.text, self.pair, say, gold="gold" in self.besides)
         remarks, done = Remarks(source), 0
-        for count in predict_file(predictor, source, out, task=task, remarks=remarks, besides=self.besides):
-            done = count
-        for line in (*remarks.lines(), *filter(None, (_cut(predictor),))):
+        for done in predict_file(predictor, source, out, task=task, remarks=remarks, besides=self.besides):
+            show(done)
+        for line in remarks.lines():
             say(line)
-        return {"predictions": done}
+        _say_cut([predictor], say)
+        return done
 
 
 def _predict_texts(predictor: Predictor, texts: list[str], out: Path | None, besides: Sequence[str]) -> dict[str, Any]:
@@ -386,8 +396,7 @@ def _predict_texts(predictor: Predictor, texts: list[str], out: Path | None, bes
         record(example, value, detail, predictor.form.head_labels(), besides)
         for example, value, detail in zip(examples, predictions.values, predictions.details, strict=True)
     ]
-    if line := _cut(predictor):
-        note(line)
+    _say_cut([predictor], note)
     if out is not None:
         write_text(out, "".join(map(json_line, records)))
         say(f"{len(records):,} predictions written to {out}")
@@ -397,27 +406,13 @@ def _predict_texts(predictor: Predictor, texts: list[str], out: Path | None, bes
     return {"predictions": records}
 
 
-def _predict_file(
-    predictor: Predictor, path: Path, out: Path | None, text: str | None, pair: str | None, besides: Sequence[str]
-) -> dict[str, Any]:
-    """Write the predictions of a file to ``out``, part by part, or print them."""
-
-    from encoderlab.tasks.data.task import Remarks
-    from encoderlab.tasks.runs.apply import unlabelled_task_of_file
-    from encoderlab.tasks.runs.predict import predict_file
-
-    task = unlabelled_task_of_file(path, predictor, text, pair, note, gold="gold" in besides)
-    remarks, done = Remarks(path), 0
+def _predict_file(work: PredictFile, predictor: Predictor, path: Path, out: Path | None) -> dict[str, Any]:
+    """Write the predictions of a file to ``out``, or print them."""
     with tempfile.TemporaryDirectory() as folder:
         target = out or Path(folder) / "predictions.jsonl"
         with progress("predict") as show:
             predictor.watch = adding(show, "sequences")
-            for done in predict_file(predictor, path, target, task=task, remarks=remarks, besides=besides):
-                show("examples", done, None)
-        for line in remarks.lines():
-            note(line)
-        if line := _cut(predictor):
-            note(line)
+            done = work.write(predictor, path, target, note, lambda count: show("examples", count, None))
         if out is not None:
             say(f"{done:,} predictions written to {out}")
             return {"predictions": done, "out": out}
@@ -428,10 +423,12 @@ def _predict_file(
     return {"predictions": records}
 
 
-def _cut(predictor: Predictor) -> str:
-    """A sentence with the number of texts that were too long so far; empty if there was none."""
-    form = predictor.form
-    return form.cut_note("text", f"the model's {form.settings.max_length}")
+def _say_cut(predictors: Sequence[Predictor], say: Say) -> None:
+    """Say how many texts were too long so far, the same sentence once."""
+    forms = [predictor.form for predictor in predictors]
+    for line in dict.fromkeys(form.cut_note("text", f"the model's {form.settings.max_length}") for form in forms):
+        if line:
+            say(line)
 
 
 def _answer(record: dict[str, Any]) -> str:
