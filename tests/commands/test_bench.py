@@ -41,7 +41,7 @@ def test_a_comparison_is_one_call_with_both_sides(monkeypatch, capsys) -> None:
     monkeypatch.setattr(bench, "tasks_on", lambda on, **more: asked.append((on, more)) or nodes)
     shown: list[str] = []
     found = Comparisons(on="ray").measure(
-        compare, ["bert", "xlnet"], lambda name, result: shown.append(name), threads=None, reads=[Path("corpus")]
+        compare, ["bert", "xlnet"], lambda result: shown.append(result["name"]), threads=None, reads=[Path("corpus")]
     )["measurements"]
     assert asked == [("ray", {"workers": None, "need": Need(cores=None, gpus=None), "sees": [Path("corpus")]})]
     assert nodes.calls == shown == list(found) == ["bert", "xlnet"]
@@ -63,7 +63,7 @@ def test_on_this_machine_they_share_the_cores(monkeypatch) -> None:
         (Comparisons(workers=2), 3, 3),
         (Comparisons(), None, 8),
     ):
-        found = where.measure(compare, ["bert"], lambda name, result: None, threads=threads, reads=[])
+        found = where.measure(compare, ["bert"], lambda result: None, threads=threads, reads=[])
         assert found["name"] == "bert" and found["threads"] == expected
     assert [(more["workers"], more["need"].cores) for more in asked] == [(2, 4), (2, 4)]
     assert tasks_on("local", need=Need(cores=None)).cores == 1

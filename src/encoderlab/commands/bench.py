@@ -41,7 +41,7 @@ class Comparisons(Processes):
         self,
         measure: Measure,
         names: Sequence[str],
-        show: Callable[[str, dict[str, Any]], None],
+        show: Callable[[dict[str, Any]], None],
         *,
         threads: int | None,
         reads: Sequence[Path],
@@ -56,7 +56,7 @@ class Comparisons(Processes):
 
         def ended(name: str, result: dict[str, Any]) -> None:
             done[name] = result
-            show(name, result)
+            show(result)
             terminal.say(f"measured on {result['node']}, {result['processor']}")
 
         if self == ONE_BY_ONE:
@@ -174,8 +174,42 @@ def train(names: list[str], /, *, options: TrainBench, where: Comparisons = ONE_
 
     for name in names:
         families.case(name, layers=options.layers, width=options.width)
-    reads, threads = [options.corpus], options.threads
-    return where.measure(options, names, lambda name, result: _show(result), threads=threads, reads=reads)
+    return where.measure(options, names, _show_training, threads=options.threads, reads=[options.corpus])
+
+
+def _show_training(result: dict[str, Any]) -> None:
+    """Print the result of :class:`TrainBench`."""
+    speeds = result["tokens_per_second"]
+    lines = [(name, f"{speed:,.0f}", f"{result['memory'][name] / 2**20:,.0f}") for name, speed in speeds.items()]
+    caption = (
+        f"ours at {result['peak_share']:.0%} of the measured {result['peak'] / 1e9:,.0f} GFLOP/s, "
+        f"{result['sustained_share']:.0%} of the {result['sustained'] / 1e9:,.0f} that products sustain meanwhile; "
+        f"padding {result['padding']:.1%}"
+    )
+    terminal.table(
+        f"{result['case']}, {result['rows']} x {result['length']}, {result['precision']}, {result['device']}",
+        ["", "tokens/s", "MiB"],
+        lines,
+        caption=caption,
+    )
+    if "ratio" in result:
+        ratio = result["ratio"]
+        terminal.say(
+            f"ratio {ratio[result['precision']]:.2f} (from {ratio['min']:.2f} to {ratio['max']:.2f} over turns), "
+            f"memory {result['memory_ratio']:.2f}, losses after 20 steps differ by {result['loss_difference']:.1e}"
+        )
+    if "ratio_compiled" in result:
+        ratio = result["ratio_compiled"]
+        said = f"from {ratio['min']:.2f} to {ratio['max']:.2f}"
+        terminal.say(f"under torch.compile: ratio {ratio[result['precision']]:.2f} ({said})")
+    for name, reason in result.get("failed", {}).items():
+        terminal.say(f"{name}: {reason}")
+    names = list(result["parts"])
+    parts = list(dict.fromkeys(part for name in names for part in result["parts"][name]))
+    table = [(part, *(f"{result['parts'][name].get(part, 0):.1%}" for name in names)) for part in parts]
+    busy = ", ".join(f"{name} {share:.0%}" for name, share in result.get("busy", {}).items())
+    note = f"of the time of kernels; one runs during this share of a step: {busy}" if busy else None
+    terminal.table("Share of a step's time", ["part", *names], table, caption=note)
 
 
 @Parameter(name="*")
@@ -245,18 +279,18 @@ def predict(names: list[str], /, *, options: PredictBench, where: Comparisons = 
 
     for name in names:
         families.case(name, layers=options.layers, width=options.width)
-    reads, threads = [options.corpus], options.threads
-    return where.measure(options, names, _show_prediction, threads=threads, reads=reads)
+    return where.measure(options, names, _show_prediction, threads=options.threads, reads=[options.corpus])
 
 
-def _show_prediction(name: str, result: dict[str, Any]) -> None:
+def _show_prediction(result: dict[str, Any]) -> None:
     """Print the result of :class:`PredictBench`."""
     speeds = result["tokens_per_second"]
     lines = [
         (who, f"{speed:,.0f}", f"{result['ratio'].get(who, 1.0):.2f}", f"{result['difference'].get(who, 0.0):.0e}")
         for who, speed in speeds.items()
     ]
-    title = f"{name}, {result['texts']} texts, {result['tokens']:,} tokens, {result['precision']}, {result['device']}"
+    texts = f"{result['texts']} texts, {result['tokens']:,} tokens"
+    title = f"{result['case']}, {texts}, {result['precision']}, {result['device']}"
     terminal.table(title, ["", "tokens/s", "ours is faster by", "states differ by"], lines)
     for who, reason in result["failed"].items():
         terminal.say(f"{who}: {reason}")
@@ -457,7 +491,7 @@ def serve(models: list[Path], /, *, options: ServeBench = SERVING, where: Compar
     return where.measure(options, list(map(str, models)), _show_serving, threads=options.threads, reads=reads)
 
 
-def _show_serving(name: str, result: dict[str, Any]) -> None:
+def _show_serving(result: dict[str, Any]) -> None:
     """Print the result of :class:`ServeBench`."""
     for title, rows in {
         **{f"{n} clients": rows for n, rows in result["clients"].items()},
@@ -491,38 +525,3 @@ def _show_serving(name: str, result: dict[str, Any]) -> None:
             f"({over['usual_p99']:.0f} ms before), {over['refused']} refused (p99 {over['p99_of_refusals'] or 0:.0f} "
             f"ms), {over['failed']} failed"
         )
-
-
-def _show(result: dict[str, Any]) -> None:
-    """Print the result of :func:`train`."""
-    speeds = result["tokens_per_second"]
-    lines = [(name, f"{speed:,.0f}", f"{result['memory'][name] / 2**20:,.0f}") for name, speed in speeds.items()]
-    caption = (
-        f"ours at {result['peak_share']:.0%} of the measured {result['peak'] / 1e9:,.0f} GFLOP/s, "
-        f"{result['sustained_share']:.0%} of the {result['sustained'] / 1e9:,.0f} that products sustain meanwhile; "
-        f"padding {result['padding']:.1%}"
-    )
-    terminal.table(
-        f"{result['case']}, {result['rows']} x {result['length']}, {result['precision']}, {result['device']}",
-        ["", "tokens/s", "MiB"],
-        lines,
-        caption=caption,
-    )
-    if "ratio" in result:
-        ratio = result["ratio"]
-        terminal.say(
-            f"ratio {ratio[result['precision']]:.2f} (from {ratio['min']:.2f} to {ratio['max']:.2f} over turns), "
-            f"memory {result['memory_ratio']:.2f}, losses after 20 steps differ by {result['loss_difference']:.1e}"
-        )
-    if "ratio_compiled" in result:
-        ratio = result["ratio_compiled"]
-        said = f"from {ratio['min']:.2f} to {ratio['max']:.2f}"
-        terminal.say(f"under torch.compile: ratio {ratio[result['precision']]:.2f} ({said})")
-    for name, reason in result.get("failed", {}).items():
-        terminal.say(f"{name}: {reason}")
-    names = list(result["parts"])
-    parts = list(dict.fromkeys(part for name in names for part in result["parts"][name]))
-    table = [(part, *(f"{result['parts'][name].get(part, 0):.1%}" for name in names)) for part in parts]
-    busy = ", ".join(f"{name} {share:.0%}" for name, share in result.get("busy", {}).items())
-    note = f"of the time of kernels; one runs during this share of a step: {busy}" if busy else None
-    terminal.table("Share of a step's time", ["part", *names], table, caption=note)
