@@ -193,9 +193,7 @@ def _one(tuning: Finetuning, title: str | None) -> Page:
 
 
 def _tiles(tuning: Finetuning) -> list[Tile]:
-    ended = tuning.ended
-    tiles = []
-    name = tuning.record["report"]
+    ended, tiles, name = tuning.ended, [], tuning.record["report"]
     for split in tuning.splits:
         scores = tuning.scores(split)
         value = tuning.record["scores"][split][tuning.metric][name]
@@ -440,8 +438,8 @@ def costs(tuning: Finetuning) -> dict[str, str]:
 
 def _sum(records: Sequence[Mapping[str, Any]], key: str) -> float:
     """The sum over runs; 0 if a run has no value."""
-    values = [record.get(key) for record in records]
-    return sum(values) if values and all(values) else 0  # type: ignore[arg-type]
+    values = [record.get(key) or 0 for record in records]
+    return sum(values) if all(values) else 0
 
 
 def provenance(tuning: Finetuning) -> dict[str, str]:
@@ -501,17 +499,21 @@ def _several(runs: Mapping[str, Sequence[Finetuning]], title: str | None) -> Pag
             for split in dict.fromkeys(splits)
             if splits.count(split) > 1
         ]
-    panels = [strip(replace(one, name=f"{key[0]}, {one.name.lower()}")) for key, made in drawn.items() for one in made]
+    panels = [
+        strip(replace(one, name=f"{task}, {one.name.lower()}")) for (task, _, _), made in drawn.items() for one in made
+    ]
     head = ["metric", *dict.fromkeys(one.name for made in drawn.values() for one in made)]
     rows = []
-    for key, named in groups.items():
+    for (task, metric, _), named in groups.items():
         for called, one in named:
             cells = {split_name(split): points(one.scores(split)) for split in one.splits}
-            rows.append((f"{key[0]}, {called}", [key[1], *(cells.get(column, "–") for column in head[1:])]))
-    every = {(name if len(tasks) == 1 else f"{name}, {one.task}"): one for name, tasks in runs.items() for one in tasks}
-    if single:
-        every = {one.task: one for one in every.values()}
-    said = " ".join(_sentence(key, named) for key, named in groups.items())
+            rows.append((f"{task}, {called}", [metric, *(cells.get(column, "–") for column in head[1:])]))
+    every = {
+        one.task if single else name if len(tasks) == 1 else f"{name}, {one.task}": one
+        for name, tasks in runs.items()
+        for one in tasks
+    }
+    said = " ".join(_sentence(task, metric, named) for (task, metric, _), named in groups.items())
     called = " and ".join(runs) if len(runs) < 4 else f"{len(runs)} fine-tunings"
     html = fill(
         "finetunings.html",
@@ -523,7 +525,9 @@ def _several(runs: Mapping[str, Sequence[Finetuning]], title: str | None) -> Pag
         plots=panels,
         table={"head": head, "rows": rows},
         curves=[
-            (f"{key[0]}: {key[1]}", drawing) for key, named in groups.items() if (drawing := _curves(key[1], named))
+            (f"{task}: {metric}", drawing)
+            for (task, metric, _), named in groups.items()
+            if (drawing := _curves(metric, named))
         ],
         settings=side_by_side({name: settings(one) for name, one in every.items()}),
         costs=side_by_side({name: costs(one) for name, one in every.items()}),
@@ -533,13 +537,12 @@ def _several(runs: Mapping[str, Sequence[Finetuning]], title: str | None) -> Pag
     return Page(html=html, verdict=said, head=head, rows=rows)
 
 
-def _sentence(key: tuple[str, str, str], named: Sequence[tuple[str, Finetuning]]) -> str:
+def _sentence(task: str, metric: str, named: Sequence[tuple[str, Finetuning]]) -> str:
     """The best fine-tuning of a task."""
     name, best = max(named, key=lambda pair: fmean(pair[1].scores("dev")))
-    words = f"{key[0]}: {key[1]} {points(best.scores('dev'))}"
+    words = f"{task}: {metric} {points(best.scores('dev'))}"
     others = [fmean(one.scores("dev")) for other, one in named if other != name]
-    words += f" of {name}" if others else ""
-    return words + (f", before {100 * max(others):.1f}." if others else ".")
+    return words + (f" of {name}, before {100 * max(others):.1f}." if others else ".")
 
 
 def _curves(metric: str, named: Sequence[tuple[str, Finetuning]]) -> Chart | None:
@@ -547,8 +550,8 @@ def _curves(metric: str, named: Sequence[tuple[str, Finetuning]]) -> Chart | Non
     series = []
     for colour, (name, tuning) in enumerate(named):
         key = f"scores.{metric}"
-        points = ([(line["step"], line[key]) for line in run.valid if is_number(line.get(key))] for run in tuning.ended)
-        curves = [np.array(of_run).T for of_run in points if len(of_run) > 1]
+        scores = ([(line["step"], line[key]) for line in run.valid if is_number(line.get(key))] for run in tuning.ended)
+        curves = [np.array(of_run).T for of_run in scores if len(of_run) > 1]
         if not curves:
             continue
         title = lambda x, mean, name=name: f"{name}: {mean:.1f} at update {x:,.0f}"  # noqa: E731

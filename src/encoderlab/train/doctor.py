@@ -395,7 +395,8 @@ def comparable(e: Evidence, step: int, recorded: int) -> bool:
 def padding(e: Evidence) -> Finding | None:
     """A large share of the computation is padding."""
     shares = e.numbers("padding")
-    if not shares or float(np.mean(shares)) <= 0.4:
+    share = float(np.mean(shares)) if shares else 0.0
+    if share <= 0.4:
         return None
     packing = e.recipe.get("packing")  # only fine-tuning has this field
     if packing is None:
@@ -405,14 +406,14 @@ def padding(e: Evidence) -> Finding | None:
         )
     else:
         remedy = "raise row_length" if packing == "packed" else "set packing=packed"
-    return Finding("padding", "warning", f"{float(np.mean(shares)):.0%} of the computation is padding", remedy)
+    return Finding("padding", "warning", f"{share:.0%} of the computation is padding", remedy)
 
 
 def starved(e: Evidence) -> Finding | None:
     """Training waits for its data."""
     waits = [line["waiting"] for line in e.train[1:] if "waiting" in line]
-    if len(waits) >= 3 and float(np.median(waits)) > 0.25:
-        seen = f"training waits for data {float(np.median(waits)):.0%} of the time"
+    if len(waits) >= 3 and (wait := float(np.median(waits))) > 0.25:
+        seen = f"training waits for data {wait:.0%} of the time"
         remedy = "put the corpus on a faster disk, or leave a core free for the loader"
         return Finding("loader too slow", "warning", seen, remedy)
     return None
