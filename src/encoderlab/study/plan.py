@@ -87,9 +87,7 @@ class StudyPlan:
         return by_arm
 
     def recipe(self, arm: str, amount: float, seed: int, value: float | None = None, *, trial: bool = False) -> Recipe:
-        """The recipe of an arm at a budget; ``value`` is for the tuned field, ``trial`` makes it a share
-        of the budget.
-        """
+        """The recipe of an arm at a budget, of which a ``trial`` has a share; ``value`` is for the tuned field."""
         tune = self.study.tune
         size = amount * tune.share if trial and tune else amount
         if self.study.unit == "steps":
@@ -163,10 +161,11 @@ class StudyPlan:
             return []
         cells = []
         for arm, amount in self.places:
+            base = self.base_value(arm)
             for factor in tune.factors:
-                value = float(f"{self.base_value(arm) * factor:.6g}")
+                value = float(f"{base * factor:.6g}")
                 with _named(f"arm {arm!r}, the trial of {tune.field} {value:g}"):
-                    cells.append(self._cell(arm, amount, self.study.seed_numbers[0], trial=value))
+                    cells.append(self._cell(arm, amount, self.study.seed_numbers[0], value, trial=True))
         return cells
 
     def cells(self, chosen: Mapping[tuple[str, float], float | None]) -> list[Cell]:
@@ -174,22 +173,20 @@ class StudyPlan:
         stopped early has whole comparisons. Arms and budgets without a choice are left out.
         """
         return [
-            self._cell(arm, amount, seed, value=chosen[arm, amount])
+            self._cell(arm, amount, seed, chosen[arm, amount])
             for amount in self.study.amounts
             for seed in self.study.seed_numbers
             for arm in self.arms
             if (arm, amount) in chosen
         ]
 
-    def _cell(
-        self, arm: str, amount: float, seed: int, *, trial: float | None = None, value: float | None = None
-    ) -> Cell:
-        tune = self.study.tune
-        recipe = self.recipe(arm, amount, seed, value if trial is None else trial, trial=trial is not None)
-        name = self.cell_name(arm, amount, seed)
-        if trial is not None and tune is not None:
-            name = f"trials/{self._folder(arm, amount)}/{tune.field.rpartition('.')[2]}-{trial:g}"
-        return Cell(arm=arm, amount=amount, seed=seed, trial=trial, recipe=recipe, corpus=self.corpus(arm), name=name)
+    def _cell(self, arm: str, amount: float, seed: int, value: float | None, *, trial: bool = False) -> Cell:
+        """The run with ``value`` for the tuned field: one that is compared, or a ``trial``."""
+        recipe, tune = self.recipe(arm, amount, seed, value, trial=trial), self.study.tune
+        name, tried = self.cell_name(arm, amount, seed), None
+        if trial and tune is not None:
+            name, tried = f"trials/{self._folder(arm, amount)}/{tune.field.rpartition('.')[2]}-{value:g}", value
+        return Cell(arm=arm, amount=amount, seed=seed, trial=tried, recipe=recipe, corpus=self.corpus(arm), name=name)
 
     def cell_name(self, arm: str, amount: float, seed: int) -> str:
         """The name of a run that is compared, and its folder within that of the study."""
