@@ -138,13 +138,12 @@ def _of_json(path: Path) -> Iterator[GivenPrediction]:
     row, line = next(lines, (0, ""))
     try:
         first = json_value(line)
-    except ValueError:
+    except ValueError:  # an object over several lines
         first = None
-    if isinstance(first, dict) and (find_column(PREDICTIONS, tuple(first)) is None and "passage" not in first):
-        following = next(lines, None)
-        if following is not None:
+    if isinstance(first, dict) and find_column(PREDICTIONS, tuple(first)) is None and "passage" not in first:
+        if next(lines, None) is not None:
             raise DataError(f"{path}:{row}: no prediction among {', '.join(first)[:100]}; call it {PREDICTIONS[0]}")
-        first = None
+        first = None  # an object in one line
     if first is None:
         for id, value in _pairs(path):
             yield GivenPrediction(path=path, row=0, value=value, id=id.strip())

@@ -301,8 +301,9 @@ class FineTuning:
             room = form.settings.max_length
             if recipe.packing != "fixed":
                 room = min(row_length(recipe, network, phase.length) for network in networks)
-            mode = recipe.packing
-            return ItemSource(items, batch=rows, room=room, pad=pad, mode=mode, seed=seed, world=world, state=state)
+            return ItemSource(
+                items, batch=rows, room=room, pad=pad, mode=recipe.packing, seed=seed, world=world, state=state
+            )
 
         hashes = {name: split.sha256 for name, split in self.splits.items()} | hashes_of(self.identity)
         data = Data(source=source, hashes=hashes, operations=self._operations(objective, items))
@@ -350,6 +351,7 @@ class FineTuning:
         network, form, said = self.assemble()
         objective = self.objective(network, form)
         items = self.items(objective, "train")
+        # Now, because the form also counts the long examples of the other splits.
         cut, too_long = form.cut, form.cut_note("training example", f"{form.settings.max_length}")
         recipe = resolved(self.recipe, self.task, items)
         data = self.data(objective, recipe, items)
@@ -550,7 +552,11 @@ def resolved(recipe: FinetuneRecipe, task: Task, items: Sequence[Item]) -> Finet
 
 
 def row_length(recipe: FinetuneRecipe, model: Network, longest: int) -> int:
-    """Length of a packed row in tokens."""
+    """Length of a packed row in tokens, for sequences of up to ``longest``.
+
+    Raises:
+        ConfigError: the recipe's rows are shorter.
+    """
     if recipe.row_length is not None and recipe.row_length < longest:
         raise ConfigError(f"row_length {recipe.row_length} is shorter than the longest sequence, {longest}; raise it")
     length = recipe.row_length or max(longest, 256)

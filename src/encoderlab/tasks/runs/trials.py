@@ -98,13 +98,21 @@ class Attempt:
     def run(self, *, shown: bool = True) -> Result | str:
         """Make the run in its folder, or read the finished one; if it diverged, the error message.
 
-        A run with scores that are not finite counts as diverged.
+        A run with scores that are not finite counts as diverged. ``shown``: with its progress.
         """
         runs = self.runs
-        more: dict[str, Any] = {"about": runs.about, "encodings": runs.encodings, "trained": runs.trained}
-        more["title"] = self.title if shown else None
         try:
-            result = finetune(runs.model, runs.task, self.splits, self.recipe, self.out, **more)
+            result = finetune(
+                runs.model,
+                runs.task,
+                self.splits,
+                self.recipe,
+                self.out,
+                about=runs.about,
+                encodings=runs.encodings,
+                trained=runs.trained,
+                title=self.title if shown else None,
+            )
         except Diverged as error:
             return str(error)
         wrong = [
