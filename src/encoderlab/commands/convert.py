@@ -137,13 +137,14 @@ def _give_tokenizer(models: Models, path: Path) -> None:
 
 def lost(task: Path) -> str:
     """What Hugging Face's format cannot store of the task that a model was fine-tuned on."""
+    from encoderlab.tasks.forms.span import NULLABLE
     from encoderlab.tasks.runs.folder import read_task
 
-    kept = read_task(task.parent)
-    assert kept is not None
-    lost = [f"its task {kept['name']!r}", "the columns of its files", f"max_length {kept['settings'].max_length}"]
-    if kept["labels"] == ["answer", "no_answer"]:
-        lost.append(f"the threshold {kept['threshold']:g} of null odds above which a question has no answer")
-    elif kept["threshold"] not in (0.0, 0.5):
-        lost.append(f"the threshold {kept['threshold']:g} above which a label is given")
-    return f"transformers cannot store {', '.join(lost)}; they stay in {task}"
+    trained = read_task(task.parent)
+    assert trained is not None
+    facts = [f"its task {trained.name!r}", "the columns of its files", f"max_length {trained.settings.max_length}"]
+    if trained.labels == NULLABLE:
+        facts.append(f"the threshold {trained.threshold:g} of null odds above which a question has no answer")
+    elif trained.threshold not in (0.0, 0.5):
+        facts.append(f"the threshold {trained.threshold:g} above which a label is given")
+    return f"transformers cannot store {', '.join(facts)}; they stay in {task}"

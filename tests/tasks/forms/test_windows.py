@@ -134,8 +134,8 @@ def test_what_stands_at_the_end_of_long_texts_is_learned(tmp_path) -> None:
     result = finetune(model(), task, splits, replace(recipe, form=how), tmp_path / "run")
     assert result.scores["dev"]["accuracy"] == 1.0 and result.record["cut"] == 0
     kept = read_task(tmp_path / "run")
-    assert kept["settings"].windows == 4
-    again = Predictor.of(load(tmp_path / "run"), completed(task, splits["train"]), kept["settings"])
+    assert kept.settings.windows == 4
+    again = Predictor.of(load(tmp_path / "run"), completed(task, splits["train"]), kept.settings)
     assert again.predict(splits["dev"].examples).values == result.predictions["dev"].values
     cut = finetune(model(), task, splits, replace(recipe, epochs=1, form=replace(how, windows=1)), tmp_path / "cut")
     assert cut.record["cut"] == 128

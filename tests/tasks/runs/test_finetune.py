@@ -76,7 +76,7 @@ def test_a_tiny_model_learns_the_rule(tmp_path, name, epochs, wanted):
     # The saved model predicts what the run predicted.
     loaded = load(tmp_path / "run")
     kept = read_task(tmp_path / "run")
-    again = Predictor.of(loaded, replace(completed(task, splits["train"])), kept["settings"])
+    again = Predictor.of(loaded, replace(completed(task, splits["train"])), kept.settings)
     if name == "number":
         assert np.allclose(again.predict(splits["dev"].examples).values, result.predictions["dev"].values, atol=1e-4)
     else:
@@ -345,7 +345,7 @@ def test_a_saved_model_answers_in_the_numbers_of_a_task_with_a_range(tmp_path):
     task, splits = data("number", train=32, dev=8)
     task = replace(task, range=(0.0, 30.0))
     result = finetune(model(), task, splits, replace(RECIPE, epochs=2), tmp_path / "run")
-    again = Predictor.of(load(result.model), task, read_task(result.model)["settings"])
+    again = Predictor.of(load(result.model), task, read_task(result.model).settings)
     assert np.allclose(again.predict(splits["dev"].examples).values, result.predictions["dev"].values, atol=1e-4)
 
 
@@ -516,7 +516,7 @@ def test_labels_that_training_never_shows_are_refused(tmp_path):
 def test_a_model_for_pairs_takes_no_single_texts(tmp_path):
     task, splits = data("pair", train=20, dev=4)
     result = finetune(model(), task, splits, replace(RECIPE, epochs=1), tmp_path / "run")
-    predictor = Predictor.of(load(result.model), completed(task, splits["train"]), read_task(result.model)["settings"])
+    predictor = Predictor.of(load(result.model), completed(task, splits["train"]), read_task(result.model).settings)
     with pytest.raises(DataError, match="the model was trained on two texts per example, here is one; give two texts"):
         predictor.predict([Text(id="0", text="red")])
 

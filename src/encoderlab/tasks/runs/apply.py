@@ -61,13 +61,12 @@ def predictor_with(model: Model, folder: Path) -> Predictor:
     task = replace(task_of_model(model), layouts=())
     if trained is None:
         return Predictor.of(model, task)
-    labels, metrics = None if trained["labels"] is None else tuple(trained["labels"]), tuple(trained["metrics"])
     # A user's file may have a benchmark's name, and other columns.
-    known = suites.TASKS.get(trained["name"]) if trained["benchmark"] else None
-    task = known or replace(task, form=trained["form"], layouts=layouts_of(trained["layouts"]))
-    task = replace(task, name=trained["name"], labels=labels, metrics=metrics)
-    predictor = Predictor.of(model, task, trained["settings"])
-    predictor.form.threshold = trained["threshold"]
+    known = suites.TASKS.get(trained.name) if trained.benchmark else None
+    task = known or replace(task, form=trained.form, layouts=layouts_of(trained.layouts))
+    task = replace(task, name=trained.name, labels=trained.labels, metrics=trained.metrics)
+    predictor = Predictor.of(model, task, trained.settings)
+    predictor.form.threshold = trained.threshold
     return predictor
 
 

@@ -33,6 +33,7 @@ from encoderlab.tasks.forms.table import FORMS, Settings
 from encoderlab.tasks.runs.distill import TaughtObjective, Teaching, check_teacher, read_teacher
 from encoderlab.tasks.runs.folder import (
     Result,
+    TrainedTask,
     delete_checkpoints,
     discard,
     hashes_in,
@@ -168,7 +169,7 @@ def finetune(
     about: Mapping[str, Any] | None = None,
     session: Budget | None = None,
     encodings: Encodings | None = None,
-    trained: Mapping[str, Any] | None = None,
+    trained: TrainedTask | None = None,
     title: str | None = "",
 ) -> Result:
     """Fine-tune ``model`` on ``splits["train"]``, choose weights on ``splits["dev"]``, predict all other splits.
@@ -216,7 +217,7 @@ class FineTuning:
     out: Path
     about: Mapping[str, Any]
     encodings: Encodings
-    trained: Mapping[str, Any] | None
+    trained: TrainedTask | None
     title: str | None
 
     def __post_init__(self) -> None:

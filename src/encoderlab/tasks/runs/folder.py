@@ -12,7 +12,7 @@ import json
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -207,26 +207,11 @@ def discard(out: Path, record: Mapping[str, Any]) -> None:
     write_json(out / RECIPE, record["recipe"])
 
 
-def write_task(task: Task, settings: FormSettings, folder: Path, threshold: float = 0.0) -> None:
-    """Store in a model folder the task that its head was trained for."""
-    form = FORMS[task.form]
-    data = {
-        "name": task.name,
-        "form": task.form,
-        "labels": task.labels,
-        "metrics": task.metrics,
-        "layouts": plain_layouts(task),
-        "benchmark": is_benchmark(task),
-        "settings": to_dict(form.as_saved(form.settings_of(settings))),
-        "threshold": threshold,
-    }
-    write_json(folder / TASK_FILE, data)
-    checksums.add(folder, TASK_FILE)
-
-
 @dataclass(frozen=True, kw_only=True)
-class _Kept:
-    """The content of ``task.json``."""
+class TrainedTask:
+    """The task that a head was trained for, the content of ``task.json``: ``layouts`` as :func:`plain_layouts`,
+    ``settings`` of the form's type.
+    """
 
     name: str
     form: str
@@ -234,8 +219,25 @@ class _Kept:
     metrics: tuple[str, ...]
     layouts: tuple[dict[str, Any], ...]
     benchmark: bool
-    settings: dict[str, Any]
+    settings: Any
     threshold: float
+
+
+def write_task(task: Task, settings: FormSettings, folder: Path, threshold: float = 0.0) -> None:
+    """Store in a model folder the task that its head was trained for."""
+    form = FORMS[task.form]
+    trained = TrainedTask(
+        name=task.name,
+        form=task.form,
+        labels=task.labels,
+        metrics=task.metrics,
+        layouts=tuple(plain_layouts(task)),
+        benchmark=is_benchmark(task),
+        settings=form.as_saved(form.settings_of(settings)),
+        threshold=threshold,
+    )
+    write_json(folder / TASK_FILE, to_dict(trained))
+    checksums.add(folder, TASK_FILE)
 
 
 def plain_layouts(task: Task) -> list[dict[str, Any]]:
@@ -270,24 +272,28 @@ def find_task(folder: Path) -> Path | None:
     return next((place / TASK_FILE for place in (folder, folder / "model") if (place / TASK_FILE).exists()), None)
 
 
-def read_task(folder: Path) -> dict[str, Any] | None:
-    """Read the file of :func:`write_task`, with ``settings`` of its form's type; None for a folder without it."""
+def read_task(folder: Path) -> TrainedTask | None:
+    """Read the file of :func:`write_task`; None for a folder without it.
+
+    Raises:
+        DataError: it is damaged.
+    """
     path = find_task(folder)
     if path is None:
         return None
     remedy = "restore it, or run finetune again"
     data = read_json(path, remedy)
     try:
-        kept = from_dict(_Kept, data)
-        layouts_of(kept.layouts)
-        form = form_named(kept.form)
-        settings = from_dict(form.settings_type, kept.settings)
+        trained = from_dict(TrainedTask, data)
+        layouts_of(trained.layouts)
+        form = form_named(trained.form)
+        settings = from_dict(form.settings_type, trained.settings)
     except (AttributeError, ConfigError, KeyError, TypeError) as error:
         raise DataError(f"{path}: is damaged ({error}); {remedy}") from None
-    return {**data, "settings": form.as_saved(settings)}
+    return replace(trained, settings=form.as_saved(settings))
 
 
-def same_task(trained: Mapping[str, Any] | None, task: Task, settings: FormSettings) -> bool:
+def same_task(trained: TrainedTask | None, task: Task, settings: FormSettings) -> bool:
     """Whether a head trained for ``trained`` (:func:`read_task`) can be trained further on ``task``.
 
     Name, form, labels and columns must be equal, and the settings must be those of saved heads (a regression answers in
@@ -295,9 +301,8 @@ def same_task(trained: Mapping[str, Any] | None, task: Task, settings: FormSetti
     """
     if trained is None or FORMS[task.form].as_saved(settings) != settings:
         return False
-    labels = None if trained["labels"] is None else tuple(trained["labels"])
-    here = (task.name, task.form, task.labels, plain_layouts(task))
-    return here == (trained["name"], trained["form"], labels, trained["layouts"])
+    here = (task.name, task.form, task.labels, tuple(plain_layouts(task)))
+    return here == (trained.name, trained.form, trained.labels, trained.layouts)
 
 
 def identity_of(task: Task, about: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from encoderlab.tasks.data.task import Split, Task
 from encoderlab.tasks.forms.encodings import Encodings
 from encoderlab.tasks.forms.table import FORMS
 from encoderlab.tasks.runs.finetune import FinetuneRecipe, finetune
-from encoderlab.tasks.runs.folder import Result
+from encoderlab.tasks.runs.folder import Result, TrainedTask
 from encoderlab.tasks.runs.protocol import Protocol, at_point
 from encoderlab.tasks.scoring.metrics import mean_interval
 from encoderlab.train.doctor import BEGUN
@@ -51,7 +51,7 @@ class Origin:
     """
 
     after: tuple[str, ...] = ()
-    trained: Mapping[str, Any] | None = None
+    trained: TrainedTask | None = None
     folder: str = ""
     system: str = ""
 
@@ -67,7 +67,7 @@ class Runs:
     task: Task
     out: Path
     about: Mapping[str, Any]
-    trained: Mapping[str, Any] | None
+    trained: TrainedTask | None
     encodings: Encodings = field(default_factory=Encodings)
 
     @classmethod
