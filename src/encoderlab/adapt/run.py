@@ -136,6 +136,7 @@ class Adaptation:
         self.texts: dict[str, SourceText] = {}  # of the domain, and general text if some is replayed
         self.taken: dict[str, np.ndarray] = {}  # how many characters of each document are trained on
         self.new: Tokenizer | None = None  # the changed vocabulary, if it was made for the checks
+        self.warmup = 0.0  # of the recipe: steps, or below 1 a share of the budget
         self.written = False  # whether the text of the stage is there
         self._check()
 

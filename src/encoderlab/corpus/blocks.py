@@ -204,20 +204,22 @@ def _record_blocks(source: Source, start: Position, stop: int | None) -> Iterato
         records, ends = itertools.islice(_table_texts(source), start.offset, None), set()
     lines: list[bytes] = []
     numbers: list[int] = []
-    size = 0
-    for record, (number, text) in enumerate(records, start.offset + 1):
+    size, begin = 0, start.offset
+
+    def block() -> SourceBlock:
+        end = Position(begin + len(lines), begin + len(lines))
+        return SourceBlock(source=source, data=b"\n".join(lines), start=begin, end=end, lines=tuple(numbers))
+
+    for record, (number, text) in enumerate(records, begin + 1):
         data = json.dumps(text).encode()
         lines.append(data)
         numbers.append(number)
         size += len(data) + 1
         if size >= BLOCK or record in ends:
-            end = Position(record, record)
-            yield SourceBlock(source=source, data=b"\n".join(lines), start=start.offset, end=end, lines=tuple(numbers))
-            lines, numbers, size, start = [], [], 0, end
+            yield block()
+            lines, numbers, size, begin = [], [], 0, record
     if lines:
-        record = start.offset + len(lines)
-        end = Position(record, record)
-        yield SourceBlock(source=source, data=b"\n".join(lines), start=start.offset, end=end, lines=tuple(numbers))
+        yield block()
 
 
 def _table_texts(source: Source) -> Iterator[tuple[int, str | dict[str, str]]]:

@@ -147,25 +147,20 @@ def save(model: Model, folder: str | os.PathLike[str], *, both_heads: bool = Fal
         if model.tokenizer is not None:
             model.tokenizer.save(aside)
             _fit_tokenizer(aside / "tokenizer_config.json", config)
-        card = [
-            *_metadata(config, data["architectures"][0]),
-            f"# {config.family}",
-            "",
-            "Written by encoderlab in the format of transformers.",
-            *(f"- {n}" for n in notes),
-        ]
-        (aside / "README.md").write_text("\n".join(card) + "\n", encoding="utf-8")
+        (aside / folders.CARD).write_text(_card(config, data["architectures"][0], notes), encoding="utf-8")
 
     folders.write_whole(folder, fill)
     return notes
 
 
-def _metadata(config: ModelConfig, architecture: str) -> list[str]:
-    """The metadata of a model card, which tells the Hub the model's task."""
+def _card(config: ModelConfig, architecture: str, notes: list[str]) -> str:
+    """The model card. Its metadata tell the Hub the model's task."""
     masked = config.task is None and config.lm is not None and not config.encoder.causal
     use = next((use for ending, use in USES.items() if architecture.endswith(ending)), None)
     use = use or ("fill-mask" if masked else "feature-extraction")
-    return ["---", "library_name: transformers", f"pipeline_tag: {use}", "---", ""]
+    metadata = ["---", "library_name: transformers", f"pipeline_tag: {use}", "---", ""]
+    title = [f"# {config.family}", "", "Written by encoderlab in the format of transformers."]
+    return "\n".join([*metadata, *title, *(f"- {note}" for note in notes)]) + "\n"
 
 
 def _tokenizer(folder: Path) -> Tokenizer | None:

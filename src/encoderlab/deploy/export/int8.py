@@ -15,7 +15,7 @@ import logging
 import re
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,15 +83,15 @@ def quantize(path: Path, out: Path, check: Check, tolerance: float, say: Say) ->
 
 def told(verdict: Verdict) -> str:
     """A verdict as a sentence."""
-    told = f"agreement {100 * verdict.agreement:.2f} %"
+    words = f"agreement {100 * verdict.agreement:.2f} %"
     if verdict.metric is not None and verdict.before is not None and verdict.after is not None:
-        told += f", {verdict.metric} {100 * verdict.before:.2f} before and {100 * verdict.after:.2f} after"
+        words += f", {verdict.metric} {100 * verdict.before:.2f} before and {100 * verdict.after:.2f} after"
     interval = f"{100 * verdict.low:+.2f} to {100 * verdict.high:+.2f}"
-    told += f"; it falls by {100 * verdict.fall:.2f} (95 %: {interval}) on {verdict.texts:,} texts"
-    return told + "".join(f"; {name} {value:.4f}" for name, value in verdict.more.items())
+    words += f"; it falls by {100 * verdict.fall:.2f} (95 %: {interval}) on {verdict.texts:,} texts"
+    return words + "".join(f"; {name} {value:.4f}" for name, value in verdict.more.items())
 
 
-def _ladder(path: Path, out: Path, check: Check, before: OnnxRun, parts: dict[str, list[str]]) -> Any:
+def _ladder(path: Path, out: Path, check: Check, before: OnnxRun, parts: dict[str, list[str]]) -> Iterator[Rung]:
     """The rungs in order; parts are ranked only if the first rung fails."""
     yield Rung(name="all products and the word table")
     ranked = _ranked(path, out, check, before, parts)

@@ -116,13 +116,11 @@ _SUPERGLUE_FILES = _three(
 
 
 def _superglue(
-    name: str, metrics: tuple[str, ...], rows: int, *, task: str = "", form: str = "classification", **fields: Any
+    name: str, metrics: tuple[str, ...], rows: int, *, called: str = "", form: str = "classification", **fields: Any
 ) -> Task:
-    """A task of SuperGLUE with ``rows`` test examples; ``task`` is its name here if that is not ``name``
-    in lower case.
-    """
+    """A task of SuperGLUE with ``rows`` test examples; here it is ``called`` ``name`` in lower case unless given."""
     return Task(
-        name=task or name.lower(),
+        name=called or name.lower(),
         form=form,
         metrics=metrics,
         folders=(name, name.lower()),
@@ -140,7 +138,7 @@ SUPERGLUE = (
     _superglue("COPA", ("accuracy",), 500, form="choice", layouts=(Copa(),)),
     _superglue("MultiRC", ("f1", "exact"), 9693, labels=BINARY, layouts=(MultiRC(),)),
     _superglue("ReCoRD", ("f1", "exact"), 10000, form="choice", answers="record", layouts=(EntityCloze(),)),
-    _superglue("RTE", ("accuracy",), 3000, task="superglue_rte", labels=TWO_WAY,
+    _superglue("RTE", ("accuracy",), 3000, called="superglue_rte", labels=TWO_WAY,
                layouts=(_pair("premise", "hypothesis", id="idx"),)),
     _superglue("WiC", ("accuracy",), 1400, labels=_BOOLEAN, layouts=(WordInContext(),)),
     _superglue("WSC", ("accuracy",), 146, labels=_BOOLEAN, layouts=(MarkedText(words=True),)),

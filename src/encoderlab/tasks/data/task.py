@@ -69,6 +69,8 @@ class Task:
         swap: the two texts may be exchanged (MRPC, STS-B): ELECTRA trains on both orders.
         dropped: labels whose rows are left out ("-": the annotators found no majority).
         answers: the rules by which the answers of a span task are scored. Only ``squad`` has unanswerable questions.
+        submission: the files of its leaderboard.
+        language: of its texts.
     """
 
     name: str

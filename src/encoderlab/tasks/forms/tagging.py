@@ -54,8 +54,7 @@ class TaggingSettings(FormSettings):
 
     Args:
         context: ``document`` adds the neighbouring sentences of its document on both sides of a sentence, as many
-            tokens
-            as fit (BERT's CoNLL-2003).
+            tokens as fit (BERT's CoNLL-2003).
     """
 
     kind: Literal["tagging"] = "tagging"

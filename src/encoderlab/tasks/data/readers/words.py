@@ -249,9 +249,10 @@ def has_word_lines(path: Path) -> bool:
     Its first lines must have 2 to 10 columns, the first with single words, and blank lines between sentences. Blank
     lines at the end of a table do not count.
     """
-    rows = [cells_of(line) for _, line in islice(tables.lines(path), _FIRST)]
+    lines = [line for _, line in islice(tables.lines(path), _FIRST)]
+    rows = list(map(cells_of, lines))
     filled = [cells for cells in rows if cells]
-    while rows and not rows[-1] and any("\t" in line for _, line in islice(tables.lines(path), 1)):
+    while rows and not rows[-1] and "\t" in lines[0]:
         rows.pop()
     if len(filled) == len(rows):
         return False
