@@ -83,23 +83,23 @@ def record(look: Look) -> dict[str, Any]:
 
 def strongest(look: Look) -> dict[str, dict[str, Any]]:
     """For each relation, the head with the most weight on it."""
-    out = {}
+    heads = {}
     for name, shares in look.patterns.shares().items():
         if shares.size:
             layer, head = np.unravel_index(int(shares.argmax()), shares.shape)
-            out[name] = {"layer": int(layer), "head": int(head), "weight": float(shares[layer, head])}
-    return out
+            heads[name] = {"layer": int(layer), "head": int(head), "weight": float(shares[layer, head])}
+    return heads
 
 
 def arrays(look: Look) -> dict[str, np.ndarray]:
     """Float32 arrays by name: ``layer_0`` (H, L, M) and so on for the first text, ``text_1_layer_0`` for the next ones,
     and ``mean_layer_0`` (H, 64, 64) over all texts.
     """
-    out: dict[str, np.ndarray] = {}
+    maps: dict[str, np.ndarray] = {}
     for number, text in enumerate(look.texts):
         prefix = f"text_{number}_" if number else ""
-        out |= {f"{prefix}layer_{layer}": weights for layer, weights in enumerate(text.layers)}
-    return out | {f"mean_layer_{layer}": mean for layer, mean in enumerate(look.patterns.average())}
+        maps |= {f"{prefix}layer_{layer}": weights for layer, weights in enumerate(text.layers)}
+    return maps | {f"mean_layer_{layer}": mean for layer, mean in enumerate(look.patterns.average())}
 
 
 def page(looks: Sequence[Look]) -> str:

@@ -78,12 +78,12 @@ class Patterns:
         queries = max(self.queries, 1)
         entropy = self.entropy / queries
         concentration = self.near / np.maximum(self.far, 1e-9)
-        out = {
+        return {
             "entropy": [[float(x) if head < self.attending else None for head, x in enumerate(row)] for row in entropy],
             "distance": (self.distance / queries).tolist(),
             "diagonal": concentration.tolist(),
+            **{name: shares.tolist() for name, shares in self.shares().items()},
         }
-        return out | {name: shares.tolist() for name, shares in self.shares().items()}
 
     def diagonal(self, first: int, last: int) -> float:
         """Diagonal concentration of all maps of heads ``first`` up to ``last``: near over far."""

@@ -145,7 +145,7 @@ class _Run:
         self.lr = 0.0
         self.journal = Journal(recipe, self.folder, title)
         stack.callback(self.journal.close)
-        stack.callback(lambda: self.feed.close())
+        stack.callback(lambda: self.feed.close())  # the feed of that time: resuming opens another
         if warning := caution(recipe.precision, self.world.device):
             self.journal.warn(warning)
         sharers = self.world if self.engine.sharded else None

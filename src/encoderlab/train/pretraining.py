@@ -163,6 +163,7 @@ def _recipe_of(folder: Path) -> Recipe:
 
 
 def _with_tokenizer(models: dict[str, Model], folder: Path) -> dict[str, Model]:
+    """The models with the tokenizer of the run whose checkpoint is ``folder``, if the run has kept one."""
     place = folder.resolve().parents[1] / TOKENIZER
     if place.is_dir():
         tokenizer = Tokenizer.load(place)

@@ -77,9 +77,13 @@ class Explanations:
         explainer = self._explainers[use]
         if asked.method != "attention" and explainer.graph.beam:
             raise Refused("the end of this model's answers depends on their start, so only attention can be shown")
-        row, target = self._tags(asked) if use == "tagging" else (self._row(asked, use), None)
-        if use == "span":
+        target = None
+        if use == "tagging":
+            row, target = self._tags(asked)
+        elif use == "span":
             row, target = self._answer(asked)
+        else:
+            row = self._row(asked, use)
         shown: dict[str, Any] = {"method": asked.method, "tokens": self._tokens(row)}
         if asked.method == "attention":
             explained = explainer.attention(row, asked.layer, asked.head)

@@ -493,9 +493,8 @@ def best_threshold(task: Task, examples: Sequence[Example], predictions: Predict
     if scores["best_f1"] <= scores.get("no_answer_total", 0) / scores["total"]:
         return min(predictions.null_odds.values()) - 1
     threshold = scores["best_f1_threshold"]
-    return (
-        threshold + min((odds for odds in predictions.null_odds.values() if odds > threshold), default=threshold)
-    ) / 2
+    above = min((odds for odds in predictions.null_odds.values() if odds > threshold), default=threshold)
+    return (threshold + above) / 2
 
 
 def _tokens_of(answer: Answer, passage: Encoding) -> tuple[int, int] | None:

@@ -346,11 +346,15 @@ def _summaries(
     """Statistics over seeds by split and metric. The best and the worst seed are those by ``metric`` of the development
     set; the best on a test set would be chosen by its answers.
     """
+
+    def on_dev(scores: Mapping[str, Mapping[str, float]]) -> float:
+        return scores["dev"][metric]
+
     summaries: dict[str, dict[str, dict[str, Any]]] = {}
     for name in splits:
         scored = [run.scores for run in runs if name in run.scores]
         if scored:
-            best, worst = (choose(scored, key=lambda scores: scores["dev"][metric])[name] for choose in (max, min))
+            best, worst = max(scored, key=on_dev)[name], min(scored, key=on_dev)[name]
             summaries[name] = {
                 one: summary([scores[name][one] for scores in scored]) | {"best": best[one], "worst": worst[one]}
                 for one in scored[0][name]
@@ -409,6 +413,5 @@ def baseline_rows(task: Task, scores: Mapping[str, Mapping[str, float]], split: 
     return [
         ResultRow(task=task.name, split=split, metric=task.metric, system=name, median=value, mean=value, best=value)
         for name, of_baseline in scores.items()
-        for value in [of_baseline.get(task.metric)]
-        if value is not None
+        if (value := of_baseline.get(task.metric)) is not None
     ]
