@@ -43,6 +43,7 @@ LIMITS = {  # pydantic's types of errors: what to give instead
     "less_than_equal": "at most {le:,}",
     "finite_number": "a finite number",
     "too_short": "at least {min_length} entry",
+    "too_long": "at most {max_length} entries",
 }
 EXPECTED = {  # first word of pydantic's types of errors: what a value should be
     "tuple": "a list",
@@ -103,10 +104,10 @@ def _read(hint: Any, data: Any, where: str, path: str = "") -> Any:
         return [_read(_entry_hint(hint, i), item, where, f"{path}.{i}") for i, item in enumerate(data)]
     if isinstance(data, int) and data.bit_length() > 63:
         raise ConfigError(f"{where}: {path[1:]} {reprlib.repr(data)} does not fit 64 bits; give a smaller number")
-    allowed = _alternatives(hint)
-    if isinstance(data, bool) and bool not in allowed and (int in allowed or float in allowed):
-        expected = EXPECTED["float" if float in allowed else "int"]
-        raise ConfigError(f"{where}: {path[1:]}: expected {expected} (got {data})")  # pydantic takes True for 1
+    kinds = _alternatives(hint)
+    if isinstance(data, bool) and bool not in kinds and not {int, float}.isdisjoint(kinds):  # pydantic takes 0 or 1
+        null = ", or null" if types.NoneType in kinds else ""
+        raise ConfigError(f"{where}: {path[1:]}: expected a number{null} (got {data})")
     options = _options(hint)
     if not isinstance(data, dict) or not options:
         return data
