@@ -264,14 +264,19 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "windows that vary beyond the positions": (
         "bert-base-ltr",
         {"format": ContiguousStreams(separator=False, variable=True)},
-        "rows of 527 tokens exceed the model's 512 positions; shorten phases.length to 497",
+        "rows of 527 tokens exceed the model's 512 positions; shorten phases.1.length to 497",
     ),
     "rows longer than the positions": ("bert-mini", {"phases": (Phase(length=1024, rows=8),)}, "512 positions"),
     "rows longer than the mask decoder": ("deberta-mini", {"phases": (Phase(length=600, rows=8),)}, "raise model.mask"),
+    "longer rows of a later phase": (
+        "bert-mini",
+        {"phases": (Phase(length=128, rows=8, share=0.9), Phase(length=1024, rows=8, share=0.1))},
+        "shorten phases.1.length to 512",
+    ),
     "rows longer than the generator": (
         "deberta-v3-mini",
         {"generator": replace(models.config("deberta-v3-mini-generator"), mask_decoder=64)},
-        "mask decoder's 64 positions",
+        "mask decoder's 64 positions; shorten phases.0.length to 64, or raise generator.mask_decoder",
     ),
     "two lengths of reuse": ("xlnet-mini", {"format": XLNetStreams(reuse=32)}, "objective.reuse to 32"),
     "reuse in rows that are no streams": (

@@ -196,7 +196,7 @@ def test_a_teacher_with_fewer_positions_than_a_row_is_refused_at_once(corpus: Pa
     model = resized(made.model, position=Absolute(length=16))
     pretrain(replace(made, model=model, phases=(Phase(length=16, rows=8),)), corpus, tmp_path / "teacher")
     made = short("distilbert-tiny", objective=DistillSettings(teacher=str(tmp_path / "teacher" / "model")))
-    with pytest.raises(ConfigError, match="exceed the teacher's 16 positions; shorten phases.length to 16"):
+    with pytest.raises(ConfigError, match="exceed the teacher's 16 positions; shorten phases.0.length to 16"):
         pretrain(made, corpus, tmp_path / "student")
     assert not (tmp_path / "student").exists()
 

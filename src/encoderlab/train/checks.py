@@ -81,20 +81,22 @@ def _check_streams(recipe: Recipe) -> None:
 
 
 def _check_decoders(recipe: Recipe) -> None:
-    for config in filter(None, (recipe.model, recipe.generator)):
-        if config.mask_decoder and not isinstance(config.encoder.position, Disentangled):
+    for name in ("model", "generator"):
+        config = getattr(recipe, name)
+        if config is not None and config.mask_decoder and not isinstance(config.encoder.position, Disentangled):
             raise ConfigError(
                 f"the enhanced mask decoder needs disentangled positions, and this encoder has "
-                f"{config.encoder.position.kind} ones; set mask_decoder to 0, or use a model of family deberta"
+                f"{config.encoder.position.kind} ones; set {name}.mask_decoder to 0, or use a model of family deberta"
             )
 
 
 def _check_lengths(recipe: Recipe) -> None:
     """Refuse rows longer than the positions of a network."""
-    for config in filter(None, (recipe.model, recipe.generator)):
-        longest = check_length(recipe, config, "model")
-        if 0 < config.mask_decoder < longest:
-            raise ConfigError(
-                f"rows of {longest} tokens exceed the mask decoder's {config.mask_decoder} positions; "
-                f"shorten phases.length to {config.mask_decoder}, or raise model.mask_decoder"
-            )
+    for name in ("model", "generator"):
+        config = getattr(recipe, name)
+        if config is None:
+            continue
+        check_length(recipe, config.encoder.max_length, name)
+        if config.mask_decoder > 0:
+            raised = f", or raise {name}.mask_decoder"
+            check_length(recipe, config.mask_decoder, "mask decoder", otherwise=raised)

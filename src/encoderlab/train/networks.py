@@ -116,19 +116,19 @@ def _check_first(model: ModelConfig, tokenizer: Tokenizer) -> None:
             )
 
 
-def check_length(recipe: Recipe, config: ModelConfig, name: str) -> int:
-    """The longest row in tokens, which must not exceed the positions of the network called ``name``.
+def check_length(recipe: Recipe, limit: int | None, whose: str, *, otherwise: str = "") -> None:
+    """Refuse rows with more tokens than the positions that ``whose`` names; None for any number.
 
     Raises:
-        ConfigError: they are longer.
+        ConfigError: a phase has longer rows; ``otherwise`` is added to the remedy.
     """
     beyond = recipe.format.longest(0)
-    longest, limit = max(phase.length for phase in recipe.phases) + beyond, config.encoder.max_length
-    if limit is not None and longest > limit:
-        raise ConfigError(
-            f"rows of {longest} tokens exceed the {name}'s {limit} positions; shorten phases.length to {limit - beyond}"
-        )
-    return longest
+    for number, phase in enumerate(recipe.phases):
+        if limit is not None and phase.length + beyond > limit:
+            raise ConfigError(
+                f"rows of {phase.length + beyond} tokens exceed the {whose}'s {limit} positions; shorten "
+                f"phases.{number}.length to {limit - beyond}{otherwise}"
+            )
 
 
 def full_operations(recipe: Recipe, phase: Phase, teacher: ModelConfig | None = None) -> float:
@@ -154,7 +154,7 @@ def build_objective(recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus, *, res
             raise ConfigError("distillation needs a teacher; give a model folder: --set objective.teacher=FOLDER")
         teacher = same_ids(load(settings.teacher), tokenizer, settings.teacher)
         check_segments(recipe, tokenizer, teacher=teacher.config)
-        check_length(recipe, teacher.config, "teacher")
+        check_length(recipe, teacher.config.encoder.max_length, "teacher")
     model, generator = _networks(recipe, tokenizer, resumed=resumed)
     second = generator if teacher is None else teacher
     return _objective(recipe, model, second, Vocabulary.of(tokenizer, corpus.counts()))
