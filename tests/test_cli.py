@@ -135,12 +135,62 @@ def test_what_is_missing_is_named(words, expected, capsys):
         ("evaluate m x.csv --ensemble", "evaluate: --ensemble has no value; give at least one, or leave it out"),
         ("predict m x.csv --with", "predict: --with has no value; give at least one, or leave it out"),
         ("corpus build x.txt --out", "corpus build: --out has no value; see encoderlab corpus build --help"),
+        ("finetune x.csv --model m --out r --epochs 0", "finetune: --epochs is 0; give a number above 0"),
+        ("finetune x.csv --model m --out r --trials 0", "finetune: --trials is 0; give at least 1"),
+        ("finetune x.csv --model m --out r --teacher-weight 2",
+         "finetune: --teacher-weight is 2; give a share from 0 to 1"),
+        ("adapt m x.txt --out r --passes nan", "adapt: --passes is nan; give a number above 0"),
+        ("adapt m x.txt --out r --replay-share 2", "adapt: --replay-share is 2; give a share from 0 to 1"),
+        ("corpus build x.txt --out r --vocab-size 0", "corpus build: --vocab-size is 0; give at least 1"),
+        ("corpus build x.txt --out r --min-chars -4", "corpus build: --min-chars is -4; give at least 0"),
+        ("pretrain bert-tiny --steps 1e300 --dry-run", "--steps is 1e+300; give a number above 0, and at most 1e+30"),
+        ("pretrain bert-tiny --session-hours -1 --dry-run",
+         "--session-hours is -1; give a number above 0, and at most 1e+30"),
         ("--jsno describe", "unknown option '--jsno' before the verb; did you mean '--json'?"),
     ],
 )  # fmt: skip
 def test_a_wrong_command_line_is_answered_with_value_expectation_and_remedy(words, expected, capsys):
     assert cli.main(words.split()) == 2
     assert capsys.readouterr().err.splitlines() == [f"error: {expected}"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("corpus build x.txt --out r --tokenizer t --vocab-size 9", "--vocab-size is for a tokenizer to train"),
+        ("corpus build x.txt --out r --tokenizer t --tokenizer-sample 9", "--tokenizer-sample is for a tokenizer to"),
+        ("bench corpus x.txt --tokenizer t --vocab-size 9", "--vocab-size is for a tokenizer to train"),
+        ("bench train bert --corpus c --compile", "--compile is for the other contender; give --against too"),
+        ("bench serve m --python p", "--python is for --against sentence-transformers or infinity"),
+        ("bench serve m --python nowhere --against infinity", "--python nowhere: no such file; give a Python"),
+        ("adapt m x.txt --out r --replay-share 0.2", "--replay-share is the share of the text of --replay; give"),
+        ("adapt m x.txt --out r --seeds 5", "--seeds is the number of seeds for --task; give --task FILE too"),
+        ("convert m r --both-heads", "--both-heads is for DeBERTa in Hugging Face's format; give --to hf"),
+        ("evaluate m x.csv --ensemble a m", "m: is given twice; name each model of an ensemble once"),
+        ("export m r --tolerance 0.1", "--tolerance is for --int8; give --int8 and --check FILE too"),
+        ("perplexity m --corpus c --positions 9", "--positions is for the effective context; give --context too"),
+        ("pretrain bert-tiny --dry-run --branch-from c", "--dry-run shows the cost of a run from its start; leave out"),
+        ("serve m --key-file k --no-key", "--no-key leaves out the keys of --key-file; leave one of them out"),
+        ("serve m --metrics key", "--metrics key asks for one of the keys of --key-file; give --key-file too"),
+    ],
+)
+def test_an_option_that_would_have_no_effect_is_refused(words, expected, capsys):
+    assert cli.main(words.split()) == 2
+    assert capsys.readouterr().err.startswith(f"error: {expected}")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("encode m --file x.txt --out v.txt", "--out v.txt: the output is an array of NumPy"),
+        ("encode m --file x.txt --file y.txt", "x.txt: no such file; give files, or a folder"),
+        ("predict m word --out p.csv", "--out p.csv: the output is JSON lines"),
+        ("predict m word --with gold", "texts have no labels; leave gold out of --with"),
+    ],
+)
+def test_int8_is_judged_after_the_options(words, expected, capsys):
+    assert cli.main([*words.split(), "--precision", "int8", "--check", "nowhere"]) in (2, 3)
+    assert expected in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

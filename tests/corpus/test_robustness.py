@@ -185,7 +185,7 @@ def test_a_name_that_is_no_utf8(run, tmp_path):
 @pytest.mark.parametrize("size", ["0", "-1", "nan", "inf"])
 def test_a_sample_of_no_size(run, tmp_path, size):
     code, line = run(bad(tmp_path, "a.txt", TEXT), "--tokenizer-sample", size)
-    assert code == 2 and f"--tokenizer-sample {size}, expected a number of megabytes" in line
+    assert code == 2 and f"--tokenizer-sample is {size}; give a number above 0" in line
 
 
 def test_no_shards(run, tmp_path):
@@ -201,7 +201,7 @@ def test_no_part(tmp_path, capsys):
 def test_a_negative_number_of_rows(run, tmp_path, capsys):
     assert run(bad(tmp_path, "a.txt", TEXT))[0] == 0
     assert cli.main(["corpus", "inspect", "out", "--rows", "-1"]) == 2
-    assert "rows -1, expected 0 or more" in capsys.readouterr().err
+    assert "--rows is -1; give at least 0" in capsys.readouterr().err
 
 
 def test_invalid_utf8_is_counted_replaced_or_refused(run, tmp_path):

@@ -423,6 +423,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     for flags, message in (
         (["--length", "9999"], "length 9999, expected 2 to 512 tokens"),
         (["--as", "task"], "no task head; fine-tune it first"),
+        (["--as", "fill-mask", "--pooling", "first"], "--pooling is for vectors of texts, not for --as fill-mask"),
+        (["--as", "fill-mask", "--no-normalize"], "--normalize is for vectors of texts, not for --as fill-mask"),
     ):
         assert main(["export", *other, *flags]) == 2
         assert message in " ".join(capsys.readouterr().err.split())

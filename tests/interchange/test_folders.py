@@ -177,6 +177,11 @@ def test_a_missing_pooler_that_a_classifier_reads_is_listed(tmp_path: Path, capl
     assert "missing weights, initialised at random: albert.pooler.weight, albert.pooler.bias" in caplog.text
 
 
+def test_both_dialects_are_refused_where_there_is_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a head of bert has one name .*; leave out --both-heads"):
+        huggingface.save(make(CONFIGS["bert"]), tmp_path / "out", both_heads=True)
+
+
 @pytest.mark.parametrize("both", [False, True])
 def test_both_dialects_of_deberta(both: bool, tmp_path: Path) -> None:
     model = make(CONFIGS["deberta-v2"])

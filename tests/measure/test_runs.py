@@ -155,6 +155,9 @@ def test_a_corpus_that_the_run_was_not_trained_on_is_refused(tmp_path, capsys):
     for verb in ("report", "doctor"):
         assert cli.main([verb, str(run), "--corpus", str(tmp_path / "other")]) == 2
         assert "run: not trained on" in capsys.readouterr().err
+    (run / "provenance.json").write_text(json.dumps({"sessions": [{"data": {"train": "hash of a labelled file"}}]}))
+    assert cli.main(["doctor", str(run), "--corpus", str(tmp_path / "ours")]) == 2
+    assert "run: is a fine-tuning, and --corpus is for runs of pretraining" in capsys.readouterr().err
 
 
 def test_what_is_only_counted_has_no_loss(tmp_path):

@@ -19,12 +19,12 @@ def adapt(
     *,
     out: Path,
     replay: Annotated[list[str] | None, Parameter(consume_multiple=1)] = None,
-    replay_share: float = 0.1,
+    replay_share: settings.Share | None = None,
     vocabulary: str = "keep",
-    passes: float = 3.0,
+    passes: settings.Amount = 3.0,
     pairs: Annotated[list[str] | None, Parameter(consume_multiple=1)] = None,
     task: str | None = None,
-    seeds: int = 3,
+    seeds: settings.Count | None = None,
     seed: int = 1,
     set_: settings.Set = None,
     config: settings.Config = None,
@@ -50,7 +50,7 @@ def adapt(
     replay
         General text: some is mixed into the training, some measures what is forgotten.
     replay_share
-        Share of the training text, in characters, that is --replay.
+        Share of the training text, in characters, that is --replay. Default: 0.1.
     vocabulary
         `keep` the model's; `extend:2000` adds 2,000 words of the domain; `new` trains one on its text.
     passes
@@ -60,7 +60,7 @@ def adapt(
     task
         Labelled file to fine-tune on before and after.
     seeds
-        Number of random seeds for --task.
+        Number of random seeds for --task. Default: 3.
     seed
         Seed of order, masks and dropout.
     """
@@ -70,6 +70,10 @@ def adapt(
 
     if not text:
         raise ConfigError("no text to adapt to; give files or folders")
+    if replay_share is not None and not replay:
+        raise ConfigError("--replay-share is the share of the text of --replay; give --replay too")
+    if seeds is not None and task is None:
+        raise ConfigError("--seeds is the number of seeds for --task; give --task FILE too")
     fields: dict[str, Any] = {}
     for _, values in settings.sources(config or (), set_ or ()):
         fields |= flatten(values)
@@ -77,12 +81,12 @@ def adapt(
         model=model,
         text=tuple(text),
         replay=tuple(replay or ()),
-        replay_share=replay_share,
+        replay_share=0.1 if replay_share is None else replay_share,
         vocabulary=vocabulary,
         passes=passes,
         pairs=tuple(pairs or ()),
         task=task,
-        seeds=seeds,
+        seeds=3 if seeds is None else seeds,
         seed=seed,
         fields=fields,
     )

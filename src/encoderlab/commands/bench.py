@@ -19,6 +19,7 @@ from encoderlab.commands.workers import Processes, each
 from encoderlab.errors import ConfigError
 from encoderlab.execution.cluster import Need, tasks_on
 from encoderlab.execution.workers import cores
+from encoderlab.interchange.finetuned import tokenizer_place
 from encoderlab.messages import Say
 
 
@@ -172,6 +173,8 @@ def train(names: list[str], /, *, options: TrainBench, where: Comparisons = ONE_
     """
     from encoderlab.measure.bench import families
 
+    if options.compile and options.against is None:
+        raise ConfigError("--compile is for the other contender; give --against too")
     for name in names:
         families.case(name, layers=options.layers, width=options.width)
     return where.measure(options, names, _show_training, threads=options.threads, reads=[options.corpus])
@@ -299,7 +302,7 @@ def _show_prediction(result: dict[str, Any]) -> None:
 def corpus(
     *sources: str,
     tokenizer: str | None = None,
-    vocab_size: int = 8192,
+    vocab_size: Count | None = None,
     megabytes: Amount = 100.0,
     workers: Count = 2,
     turns: Count = 3,
@@ -315,7 +318,7 @@ def corpus(
     tokenizer
         Tokenizer folder or file. Default: train a WordPiece tokenizer on the text.
     vocab_size
-        Vocabulary size of the trained tokenizer.
+        Vocabulary size of the trained tokenizer. Default: 8192.
     megabytes
         Megabytes of text to use.
     workers
@@ -325,10 +328,12 @@ def corpus(
     """
     from encoderlab.measure.bench.corpus import run
 
+    if tokenizer is not None and vocab_size is not None:
+        raise ConfigError(f"--vocab-size is for a tokenizer to train; leave it out, or --tokenizer {tokenizer}")
     result = run(
         sources or ("python:all",),
-        tokenizer=tokenizer,
-        vocab_size=vocab_size,
+        tokenizer=None if tokenizer is None else str(tokenizer_place(Path(tokenizer), terminal.note)),
+        vocab_size=8192 if vocab_size is None else vocab_size,
         megabytes=megabytes,
         workers=workers,
         turns=turns,
@@ -435,7 +440,7 @@ class ServeBench:
     requests: Count = 400
     turns: Count = 3
     threads: Count | None = None
-    overload: bool = True
+    overload: Annotated[bool, Parameter(negative="--no-overload")] = True
 
     def __call__(self, model: str, threads: int, say: Say) -> dict[str, Any]:
         import torch
@@ -487,6 +492,11 @@ def serve(models: list[Path], /, *, options: ServeBench = SERVING, where: Compar
     models
         Exported folders that make vectors of texts; without --against onnx or int8, any models.
     """
+    if options.python is not None:
+        if not {"sentence-transformers", "infinity"}.intersection(options.against or ()):
+            raise ConfigError("--python is for --against sentence-transformers or infinity; give one of them too")
+        if not options.python.is_file():
+            raise ConfigError(f"--python {options.python}: no such file; give a Python interpreter")
     reads = [*models, *([options.python] if options.python else [])]
     return where.measure(options, list(map(str, models)), _show_serving, threads=options.threads, reads=reads)
 

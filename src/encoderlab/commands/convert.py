@@ -72,6 +72,8 @@ def convert(
 
     notes: list[str] = []
     written = {}
+    if both_heads and to != "hf":
+        raise ConfigError("--both-heads is for DeBERTa in Hugging Face's format; give --to hf, or leave it out")
     with held_folder(out):
         check_new(out)
         model = best_seed(model, terminal.say)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from encoderlab.commands import terminal
-from encoderlab.commands.settings import Count
+from encoderlab.commands.settings import Amount, Count, CountOrZero
 from encoderlab.commands.workers import ALL_CORES, Processes
 from encoderlab.corpus.sources import Reading
 from encoderlab.errors import ConfigError
@@ -39,39 +38,40 @@ class TokenizerOptions:
         Kind of tokenizer to train (`wordpiece`, `bpe`, `unigram`), or a given one: that of a model, a run or a corpus,
         a folder, `vocab.txt`, `tokenizer.json`, ...
     vocab_size
-        Vocabulary size of a tokenizer to train.
+        Vocabulary size of a tokenizer to train. Default: 16384.
     family
         Family whose special tokens to use: `bert`, `roberta`, `albert`, `xlnet`, ... Default: the usual one for the
         kind of tokenizer.
     lowercase
         Lower-case the text. Default: as usual for the kind of tokenizer.
     tokenizer_sample
-        Megabytes of text to train the tokenizer on.
+        Megabytes of text to train the tokenizer on. Default: 32.
     """
 
     tokenizer: Literal["wordpiece", "bpe", "unigram"] | str = "wordpiece"
-    vocab_size: int = 16384
+    vocab_size: Count | None = None
     family: str | None = None
     lowercase: Annotated[bool | None, Parameter(negative="--cased")] = None
-    tokenizer_sample: float = 32.0
+    tokenizer_sample: Amount | None = None
 
     def choice(self) -> NewTokenizer | GivenTokenizer:
         """The tokenizer of a build."""
         from encoderlab.corpus.build import GivenTokenizer, NewTokenizer
 
-        if not 0 < self.tokenizer_sample < math.inf:
-            raise ConfigError(
-                f"--tokenizer-sample {self.tokenizer_sample:g}, expected a number of megabytes, such as 32"
-            )
         if self.tokenizer not in ("wordpiece", "bpe", "unigram"):
+            for option, value in (("--vocab-size", self.vocab_size), ("--tokenizer-sample", self.tokenizer_sample)):
+                if value is not None:
+                    raise ConfigError(
+                        f"{option} is for a tokenizer to train; leave it out, or --tokenizer {self.tokenizer}"
+                    )
             path = str(tokenizer_place(Path(self.tokenizer), terminal.note))
             return GivenTokenizer(path=path, family=self.family, lowercase=self.lowercase)
         return NewTokenizer(
             kind=self.tokenizer,  # type: ignore[arg-type]
-            vocab_size=self.vocab_size,
+            vocab_size=16384 if self.vocab_size is None else self.vocab_size,
             family=self.family,
             lowercase=self.lowercase,
-            sample_bytes=int(self.tokenizer_sample * 1e6),
+            sample_bytes=int((32 if self.tokenizer_sample is None else self.tokenizer_sample) * 1e6),
         )
 
 
@@ -96,8 +96,8 @@ class Kept:
         Share of documents in the validation split.
     """
 
-    min_chars: int = 1
-    max_chars: int | None = None
+    min_chars: CountOrZero = 1
+    max_chars: Count | None = None
     keep_duplicates: bool = False
     near_duplicates: float | None = None
     drop_duplicate_lines: bool = False
@@ -213,7 +213,7 @@ def merge(*parts: Path, out: Path, max_unknown: float | None = None, workers: Co
     return _report(out, manifest)
 
 
-def inspect(corpus: Path, /, *, rows: int = 3, no_verify: bool = False) -> dict[str, Any]:
+def inspect(corpus: Path, /, *, rows: CountOrZero = 3, no_verify: bool = False) -> dict[str, Any]:
     """Show a corpus and verify its hashes.
 
     Example: encoderlab corpus inspect corpora/en

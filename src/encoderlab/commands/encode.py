@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +14,7 @@ from cyclopts import Parameter
 
 from encoderlab.commands.outputs import output
 from encoderlab.commands.precision import Pooling, Precision, judge
+from encoderlab.commands.settings import Count
 from encoderlab.commands.terminal import json_mode, note, progress, say, table
 from encoderlab.commands.use import places_of
 from encoderlab.commands.workers import HERE, ModelWork, WorkerOptions, for_each_file
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def fill_mask(
-    model: Path, texts: list[str], /, *, top: Annotated[int, Parameter(name=["--top", "-k"])] = 5
+    model: Path, texts: list[str], /, *, top: Annotated[Count, Parameter(name=["--top", "-k"])] = 5
 ) -> dict[str, Any]:
     """Predict the masked words of texts.
 
@@ -110,9 +112,9 @@ def encode(
         raise ConfigError(f"{places[0]}: is a {'folder' if places[0].is_dir() else 'file'}; give it with --file")
     if file and (len(file) > 1 or file[0].is_dir()):
         vectors = _vectors_of(model, pooling)
-        verdict = judge(model, check, precision, pooling=vectors.pooling)
         work = EncodeFile(model=model, vectors=vectors, precision=precision)
-        return for_each_file(work, file, out, where) | verdict
+        judged = partial(judge, model, check, precision, pooling=vectors.pooling)
+        return for_each_file(work, file, out, where, judge=judged)
     if where.several:
         raise ConfigError("--workers, --on and the like are for several files or a folder; leave them out")
     with output(out, "vectors", *(file or ())):

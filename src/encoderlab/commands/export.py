@@ -33,7 +33,7 @@ def export(
     length: int | None = None,
     int8: bool = False,
     check: Path | None = None,
-    tolerance: float = 0.005,
+    tolerance: float | None = None,
 ) -> dict[str, Any]:
     """Export a model for other libraries and servers.
 
@@ -73,6 +73,7 @@ def export(
         Labelled data of the task, or a file with one text per line, on which int8 is judged.
     tolerance
         How much of its score the int8 graph may lose, or without labels how often it may disagree, as a share.
+        Default: 0.005.
     """
     from encoderlab.deploy.export.folder import ExportSettings
     from encoderlab.deploy.export.folder import export as write
@@ -86,6 +87,9 @@ def export(
     check_new(out)
     if int8 != (check is not None):
         raise ConfigError("--int8 is judged on your own texts; give both --int8 and --check FILE, or neither")
+    if tolerance is not None and not int8:
+        raise ConfigError("--tolerance is for --int8; give --int8 and --check FILE too, or leave it out")
+    tolerance = 0.005 if tolerance is None else tolerance
     if not 0 <= tolerance < 1:
         raise ConfigError(f"--tolerance {tolerance:g}, expected a share from 0 to 1; 0.005 is half a percent")
     require("onnx", "onnxscript", "onnxruntime")
@@ -108,6 +112,9 @@ def export(
             prompts=prompts_of(place),
             comparison=comparison_of(place),
         )
+    elif pooling is not None or normalize is not None:
+        option = "--normalize" if pooling is None else "--pooling"
+        raise ConfigError(f"{option} is for vectors of texts, not for --as {kind}; leave it out, or give --as states")
     task = find_task(place) if kind not in ("states", "fill-mask") else None
     with held_folder(out):
         texts = None if check is None else texts_of(check, place, kind, settings.pooling)

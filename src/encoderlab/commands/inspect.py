@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from encoderlab.commands.settings import Count
+from encoderlab.commands.settings import Count, CountOrZero
 from encoderlab.commands.terminal import note, progress, say, table
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import check_own, held_folder
 from encoderlab.inspection.texts import sentences
+from encoderlab.interchange.places import resolve
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,7 +34,7 @@ def inspect(
     out: Path,
     against: Path | None = None,
     texts: Count = 200,
-    memory: int = 0,
+    memory: CountOrZero = 0,
     probe: Annotated[list[str] | None, Parameter(consume_multiple=1)] = None,
     data: Path | None = None,
 ) -> dict[str, Any]:
@@ -70,6 +71,8 @@ def inspect(
     from encoderlab.inspection import folder
     from encoderlab.measure.runs import names
 
+    if against is not None:
+        resolve(against)  # refuse it before the first model is read
     read = sentences(text, texts)
     tagged = [_tagged(name, data) for name in probe or ()]
     if data is not None and all(Path(name).is_file() for name in probe or ()):

@@ -26,7 +26,7 @@ def perplexity(
     streams: Count = 8,
     no_separator: bool = False,
     context: bool = False,
-    positions: Count = 200,
+    positions: Count | None = None,
 ) -> dict[str, Any]:
     """Measure left-to-right language models on a corpus: perplexity, bits per token and per byte, effective context.
 
@@ -58,7 +58,7 @@ def perplexity(
     context
         Also measure the relative effective context length (100 to 1,000 tokens) among these models.
     positions
-        Number of tokens at which it is measured; each costs up to 1,000 tokens.
+        Number of tokens at which it is measured; each costs up to 1,000 tokens. Default: 200.
     """
     from encoderlab.corpus.manifest import verify
     from encoderlab.corpus.shards import Corpus
@@ -70,6 +70,8 @@ def perplexity(
 
     if not models:
         raise ConfigError("no model to measure; give at least one model folder")
+    if positions is not None and not context:
+        raise ConfigError("--positions is for the effective context; give --context too")
     text = Corpus(corpus, split)
     verify(corpus, split)
     device = usual_device()
@@ -83,7 +85,7 @@ def perplexity(
     protocol = LMProtocol(
         window=window, memory=memory, same_length=same_length, clamp=clamp, streams=streams, separator=separator
     )
-    places = _places(text, positions) if context else []
+    places = _places(text, positions or 200) if context else []
     scores = {name: evaluate_lm(model, text, protocol) for name, model in loaded.items()}
     measured: dict[str, dict[str, Any]] = {
         name: {

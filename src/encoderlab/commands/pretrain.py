@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -103,6 +102,9 @@ def pretrain(
         recipe = replace(recipe, seed=seed)
     if compile:
         recipe = replace(recipe, execution=replace(recipe.execution, compile=True))
+    session = None if session_hours is None else _budget_of("--session-hours", session_hours, "hours")
+    if dry_run and branch_from is not None:
+        raise ConfigError("--dry-run shows the cost of a run from its start; leave out --branch-from, or --dry-run")
     if dry_run:
         return _show(recipe, corpus)
     if corpus is None or out is None:
@@ -116,7 +118,6 @@ def pretrain(
     from encoderlab.train.distributed import join
     from encoderlab.train.pretraining import pretrain as run
 
-    session = None if session_hours is None else _budget_of("--session-hours", session_hours, "hours")
     outcome = run(recipe, corpus, out, session=session, branch_from=branch_from, peak=peak, score=validation_scores)
     if join(recipe.execution.device).main:
         page = runs.report([out], counts=Corpus(corpus).counts())
@@ -155,10 +156,10 @@ def _budget(amounts: Mapping[str, float | None]) -> Budget | None:
 
 
 def _budget_of(option: str, amount: float, unit: Any) -> Budget:
-    from encoderlab.train.recipe import Budget
+    from encoderlab.train.recipe import MOST_AMOUNT, Budget
 
-    if not 0 < amount < math.inf:
-        raise ConfigError(f"{option} {amount:g} is not positive and finite; give a number above 0")
+    if not 0 < amount <= MOST_AMOUNT:
+        raise ConfigError(f"{option} is {amount:g}; give a number above 0, and at most {MOST_AMOUNT:g}")
     return Budget(amount=amount, unit=unit)
 
 

@@ -125,6 +125,10 @@ def serve(model: Path, /, *, options: ServeOptions = OPTIONS) -> dict[str, Any]:
         raise ConfigError(
             f"--host {options.host} can be reached by other machines; give --key-file FILE, or --no-key for open access"
         )
+    if options.key_file is not None and options.no_key:
+        raise ConfigError("--no-key leaves out the keys of --key-file; leave one of them out")
+    if options.metrics == "key" and options.key_file is None:
+        raise ConfigError("--metrics key asks for one of the keys of --key-file; give --key-file too")
     for name in options.allow_host or ():
         if not re.fullmatch(r"[^\s/:\[\]]+|[0-9A-Fa-f.]*:[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*", name):
             raise ConfigError(

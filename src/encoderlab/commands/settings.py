@@ -45,7 +45,8 @@ def _where(fits: Callable[[float], bool], remedy: str) -> Parameter:
 
 Count = Annotated[int, _where(lambda count: count >= 1, "at least 1")]
 CountOrZero = Annotated[int, _where(lambda count: count >= 0, "at least 0")]
-Amount = Annotated[float, _where(lambda amount: amount > 0, "a number above 0")]
+Amount = Annotated[float, _where(lambda amount: 0 < amount < math.inf, "a number above 0")]
+Share = Annotated[float, _where(lambda share: 0 <= share <= 1, "a share from 0 to 1")]
 AmountOrZero = Annotated[float, _where(lambda amount: 0 <= amount < math.inf, "0, or a number above it")]
 
 

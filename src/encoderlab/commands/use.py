@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -83,8 +84,11 @@ def evaluate(
     from encoderlab.tasks.data.infer import Given
     from encoderlab.tasks.data.sources import described_source
 
+    members = [model, *(ensemble or ())]
+    if twice := [one for one in members if members.count(one) > 1]:
+        raise ConfigError(f"{twice[0]}: is given twice; name each model of an ensemble once")
     score = Score(
-        places=(model, *(ensemble or ())),
+        places=tuple(members),
         split=split,
         folder=folder,
         submission=submission,
@@ -290,20 +294,19 @@ def predict(
     places = places_of(inputs, out)
     work = PredictFile(model=model, text=text, pair=pair, besides=tuple(with_ or ()), precision=precision)
     if places is not None and (len(places) > 1 or places[0].is_dir()):
-        verdict = judge(model, check, precision)
-        return for_each_file(work, places, out, where) | verdict
+        return for_each_file(work, places, out, where, judge=partial(judge, model, check, precision))
     if where.several:
         raise ConfigError("--workers, --on and the like are for several files or a folder; leave them out")
     if with_ and places is not None and out is None and not json_mode():
         raise ConfigError(f"--with {' '.join(with_)} adds to the lines of a file of predictions; give --out FILE")
     if places is None and (text, pair) != (None, None):
         raise ConfigError("texts have no columns; leave --text and --pair out, or give a file")
-    verdict = judge(model, check, precision) | {"model": model}
+    if places is None and "gold" in (with_ or ()):
+        raise ConfigError("texts have no labels; leave gold out of --with, or give a file")
     with output(out, "predictions", *(places or ())):
+        verdict = judge(model, check, precision) | {"model": model}
         predictor = predictor_of(model, note, precision)
         if places is None:
-            if "gold" in (with_ or ()):
-                raise ConfigError("texts have no labels; leave gold out of --with, or give a file")
             return _predict_texts(predictor, inputs, out, work.besides) | verdict
         return _predict_file(work, predictor, places[0], out) | verdict
 

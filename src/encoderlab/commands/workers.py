@@ -222,21 +222,19 @@ def listed(places: Sequence[Path], suffix: str) -> dict[str, Path]:
 
 
 def for_each_file(
-    work: ModelWork[Any], places: Sequence[Path], out: Path | None, where: WorkerOptions
+    work: ModelWork[Any],
+    places: Sequence[Path],
+    out: Path | None,
+    where: WorkerOptions,
+    *,
+    judge: Callable[[], dict[str, Any]],
 ) -> dict[str, Any]:
     """Make an output in the folder ``out`` of each file among ``places``, print what was noticed, and return the answer
-    of the verb.
+    of the verb, with that of ``judge``, which may refuse the model first.
 
     Raises:
         ConfigError, DataError: wrong folders; or at the end, if some files failed.
     """
-    loaded, identity = work.load(note)  # a wrong model is refused before any work
-    about = work.about(loaded)
-    if not where.several:
-        keep_model(work.model, identity, loaded)
-    del loaded
-    work = replace(work, identity=identity)
-    asked = {"verb": work.verb, "model": identity, **work.asked()}
     inputs = listed(places, work.suffix)
     if out is None:
         raise ConfigError(f"{len(inputs)} files need a folder for their outputs; give --out FOLDER")
@@ -245,6 +243,14 @@ def for_each_file(
     for place in places:  # outputs below it would be read next time
         if place.is_dir() and out.resolve().is_relative_to(place.resolve()):
             raise ConfigError(f"--out {out}: is inside {place}, which is read; give another --out")
+    verdict = judge()
+    loaded, identity = work.load(note)  # a wrong model is refused before any work
+    about = work.about(loaded)
+    if not where.several:
+        keep_model(work.model, identity, loaded)
+    del loaded
+    work = replace(work, identity=identity)
+    asked = {"verb": work.verb, "model": identity, **work.asked()}
     sees = [out, *places, *([work.model] if work.model.exists() else [])]
     with held_folder(out), where.tasks(sees) as tasks, progress(work.verb) as show:
         done = make_outputs(work, inputs, out, tasks, asked=asked, progress=show)
@@ -265,4 +271,4 @@ def for_each_file(
     count = sum(facts[work.unit] for facts in done.facts.values())
     say(f"{count:,} {work.product.format(**about)} for {len(done.facts):,} files written to {out}")
     counts = {"files": len(done.facts), "kept": done.kept, work.unit: count}
-    return {"model": work.model, **counts, **about, "out": out}
+    return {"model": work.model, **counts, **about, "out": out, **verdict}

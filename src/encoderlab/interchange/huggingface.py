@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from encoderlab.corpus.tokenizer import Tokenizer
-from encoderlab.errors import DataError
+from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import check_new
 from encoderlab.interchange import checksums, configs, heads, name_tables, names, reading
 from encoderlab.interchange import folder as folders
@@ -124,6 +124,8 @@ def save(model: Model, folder: str | os.PathLike[str], *, both_heads: bool = Fal
             raise DataError(f"{name} has values that are not finite; use an earlier checkpoint")
     ties = model_type == "transfo-xl"  # its last readers expect both names
     name_table = name_table_of(config, model_type)
+    if both_heads and not any(rule.dialect for rule in name_table.rules):
+        raise ConfigError(f"a head of {config.family} has one name in Hugging Face's folders; leave out --both-heads")
     tensors = names.write(name_table, weights, config.encoder, dialects=both_heads, ties=ties)
     tensors |= _additions(config, model_type)
     if bare:

@@ -136,14 +136,17 @@ def of_lines(lines: Sequence[Line], recipe: Mapping[str, Any]) -> Evidence:
 
 
 def check_corpus(run: Path, corpus: Path) -> None:
-    """Refuse a corpus that the run was not trained on, if the run's record names its corpus.
+    """Refuse a corpus that the run was not trained on, if the run's record names its corpus or labelled files.
 
     Raises:
-        ConfigError: the corpus is another one.
+        ConfigError: the corpus is another one, or the run is a fine-tuning.
     """
     path = run / folder.PROVENANCE
     sessions = folder.read(path).get("sessions") if path.exists() else None
-    known = sessions[0].get("data", {}).get("corpus") if sessions else None
+    data = sessions[0].get("data", {}) if sessions else {}
+    if "train" in data:
+        raise ConfigError(f"{run}: is a fine-tuning, and --corpus is for runs of pretraining; leave it out")
+    known = data.get("corpus")
     if known not in (None, sha256(corpus / MANIFEST)):
         raise ConfigError(f"{run}: not trained on {corpus}; give the run's own corpus, or leave --corpus out")
 

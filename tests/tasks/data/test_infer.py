@@ -234,7 +234,7 @@ def test_an_empty_file_is_told_so(tmp_path):
 def test_a_column_is_text_or_label(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("text,target\na,x\nb,y\n")
-    with pytest.raises(ConfigError, match="'text' is both text and label"):
+    with pytest.raises(ConfigError, match="column 'text' is both text and label"):
         task_of(path, Given(label="text"))
     (layout,) = task_of(path, Given(text="target"))[0].layouts
     assert (layout.text, layout.label) == ("target", None)

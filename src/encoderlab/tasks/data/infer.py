@@ -388,7 +388,8 @@ def _texts(file: _InferredFile) -> _Inferred:
             f"--text COLUMN [--pair COLUMN] --label COLUMN; columns of a file without a header are 0, 1, ..."
         )
     if label is not None and label in (text, pair):
-        raise ConfigError(f"{path}: {label!r} is both text and label; give another --text or --label")
+        what = "text" if label == text else "second text"
+        raise ConfigError(f"{path}: column {label!r} is both {what} and label; give another column for one of them")
     said = (
         f"text = {text!r}" + (f", second text = {pair!r}" if pair else "") + (f", label = {label!r}" if label else "")
     )

@@ -58,7 +58,7 @@ def check_own_head(folder: Path) -> None:
 def predictor_with(model: Model, folder: Path) -> Predictor:
     """As :func:`predictor_of`, with the ``model`` that was loaded from ``folder``."""
     model, trained = model.to(usual_device()), read_task(folder)
-    task = replace(task_of_model(model), layouts=())
+    task = replace(task_of_model(model, f"{folder}:"), layouts=())
     if trained is None:
         return Predictor.of(model, task)
     # A user's file may have a benchmark's name, and other columns.

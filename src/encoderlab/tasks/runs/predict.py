@@ -173,15 +173,15 @@ def _joint_answers(members: Sequence[Predictor], examples: Sequence[Example]) ->
     return form.predicted(examples, lambda items: _outputs(members, items, joint))
 
 
-def task_of_model(model: Model) -> Task:
-    """A task for a model without a task: its head's form, with usual columns.
+def task_of_model(model: Model, name: str = "the model") -> Task:
+    """A task for a model without a task: its head's form, with usual columns. ``name`` is the model's in the error.
 
     Raises:
         ConfigError: the model has no task head.
     """
     form = next((form for form in FORMS.values() if form.fits(model)), None)
     if form is None:
-        raise ConfigError("the model has no task head; fine-tune it first (encoderlab finetune)")
+        raise ConfigError(f"{name} has no task head; fine-tune it first (encoderlab finetune)")
     labels = form.labels_of_head(model.config.labels)
     return Task(name=form.name, form=form.name, layouts=form.layouts, metrics=form.metrics, labels=labels)
 
