@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import re
 import socket
 import subprocess
 import sys
@@ -16,12 +18,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from encoderlab import config
 from encoderlab.cli import main
 from encoderlab.errors import ConfigError, DataError, EncoderlabError, Stopped
 from encoderlab.train import loop
 from encoderlab.train.distributed import World, join, spread
 from encoderlab.train.recipe import Budget, Execution, Phase
-from tests.train.toy import RECIPE, metrics, run, start, tensors
+from encoderlab.train.tally import measure
+from tests.train.toy import RECIPE, Toy, batch_of, metrics, run, start, tensors
 
 PHASES = (Phase(length=8, rows=32, share=0.5), Phase(length=12, rows=32, share=0.5))
 WIDE = replace(RECIPE, budget=Budget(amount=8), phases=PHASES, log_every=1)
@@ -126,6 +130,52 @@ def test_buckets_leave_while_the_backward_pass_computes(tmp_path: Path) -> None:
         dist.destroy_process_group()
 
 
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"WORLD_SIZE": "2"}, "RANK is not set, expected a whole number; start processes with torchrun, or unset"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two', expected a whole number"),
+        ({"WORLD_SIZE": "2", "RANK": "2"}, "RANK is 2 and WORLD_SIZE is 2; start processes with torchrun"),
+        ({"RANK": "1"}, "RANK is 1 and WORLD_SIZE is 1"),
+        ({"LOCAL_RANK": "-1"}, "LOCAL_RANK is '-1', expected a whole number"),
+        ({"WORLD_SIZE": "2", "RANK": "0"}, "MASTER_PORT is not set, expected a whole number"),
+        ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_PORT": "29500"}, "MASTER_ADDR is not set"),
+    ],
+)
+def test_variables_of_torchrun_that_cannot_be_are_refused(
+    variables: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        join("cpu")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (
+            RuntimeError("[enforce fail at device.cc:84] ifa != nullptr. Unable to find address for: eth7"),
+            ConfigError,
+        ),
+        (dist.DistNetworkError("The server socket has failed to listen: EADDRINUSE"), Stopped),
+    ],
+)
+def test_processes_that_do_not_meet_say_where(
+    error: Exception, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(backend: str) -> None:
+        raise error
+
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(dist, "init_process_group", refuse)
+    with pytest.raises(kind, match=re.escape(f"process 1 did not meet the other 1 at node1:29500 ({error}); see")):
+        join("cpu")
+
+
 def test_nodes_that_differ_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     told = [["gpu1", {"torch": "2.13.0"}], ["gpu7", {"torch": "2.11.0"}]]
     monkeypatch.setattr(World, "gather", lambda self, own: told)
@@ -137,13 +187,59 @@ def test_a_node_that_lacks_something_is_named_on_the_first(monkeypatch: pytest.M
     def lacking() -> None:
         raise DataError("corpora/wiki: does not exist")
 
-    told = [[], ["gpu7", "corpora/wiki: does not exist", 3]]
+    told = [None, [1, "gpu7", "corpora/wiki: does not exist", 3]]
     monkeypatch.setattr(World, "gather", lambda self, own: told)
     with pytest.raises(EncoderlabError, match="^process 1 on gpu7: corpora/wiki: does not exist$") as caught:
         World(0, 2, torch.device("cpu")).everywhere(lambda: None)
     assert caught.value.code == 3
     with pytest.raises(DataError, match="^corpora/wiki: does not exist$"):
         World(1, 2, torch.device("cpu")).everywhere(lacking)
+
+
+def test_averaged_weights_of_a_validation_are_not_trained_on(tmp_path: Path) -> None:
+    changes = {"evaluation.every": 2, "average": {"decay": 0.5}}
+    run(tmp_path / "alone", config.override(WIDE, changes))
+    finish(tmp_path / "fsdp", changes | {"execution.parallel": "fsdp"}, 2)
+    for ours, theirs in zip(metrics(tmp_path / "fsdp"), metrics(tmp_path / "alone"), strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5), ours["step"]
+
+
+def test_a_validation_with_fewer_rows_than_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes without a row send as many numbers as the first one."""
+    sent: list[list[float]] = []
+    monkeypatch.setattr(World, "sum", lambda self, values: sent.append(list(values)) or list(values))
+    for rank in range(2):
+        measure(Toy(), [batch_of(0, 1, 8)], World(rank, 2, torch.device("cpu")), "fp32")
+    assert len(sent[0]) == 6 and any(sent[0]) and sent[1] == [0.0] * 6
+
+
+def two(out: Path, changes: dict[str, object], *options: object) -> list[tuple[int, str]]:
+    """The exit codes of two processes that no launcher ends, and what they said."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    both = []
+    for rank in range(2):
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+        both.append(start(out, changes, *options, variables=own | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}))
+    said = [one.communicate(timeout=300)[1] for one in both]
+    return [(one.returncode, errors) for one, errors in zip(both, said, strict=True)]
+
+
+def test_an_error_of_one_process_is_that_of_all(tmp_path: Path) -> None:
+    """Not "run the same command again", which a job of Slurm would obey for ever."""
+    (first, said), (second, own) = two(tmp_path, CHANGES, "--fail-at", 3)
+    assert first == second == DataError.code
+    assert f"error: process 1 on {platform.node()}: shard 7 is damaged" in said
+    assert "error: shard 7 is damaged" in own
+
+
+def test_the_first_process_decides_by_its_scores(tmp_path: Path) -> None:
+    """A GPU of another kind may score the same weights otherwise; no process may then end alone."""
+    changes = CHANGES | {"evaluation": {"every": 2, "best": "score", "patience": 1}}
+    assert [code for code, _ in two(tmp_path, changes, "--scores", 1)] == [0, 0]
+    lines = [line for line in metrics(tmp_path) if line["split"] == "valid"]
+    assert [(line["step"], line["scores"]) for line in lines] == [(n, {"score": 0.0}) for n in (0, 2, 4)]
 
 
 def test_resumed_on_another_number_of_processes(tmp_path: Path, alone: Path) -> None:

@@ -16,6 +16,7 @@ from encoderlab.batches.pack import FullSentences
 from encoderlab.batches.permutation import Targets
 from encoderlab.batches.streams import XLNetStreams
 from encoderlab.cli import main
+from encoderlab.commands import pretrain as command
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError, Stopped
@@ -30,6 +31,8 @@ from encoderlab.objectives.hybrid import HybridSettings
 from encoderlab.objectives.mlm import MLMSettings
 from encoderlab.objectives.permutation import PermutationSettings
 from encoderlab.recipes import recipe
+from encoderlab.train import pretraining
+from encoderlab.train.distributed import World
 from encoderlab.train.networks import full_operations
 from encoderlab.train.optim import Muon
 from encoderlab.train.pretraining import pretrain
@@ -66,6 +69,33 @@ def test_a_run_resumes_without_the_folder_that_it_continued(corpus: Path, tmp_pa
         pretrain(made, corpus, tmp_path / "second", session=Budget(amount=2))
     shutil.rmtree(tmp_path / "first")
     assert pretrain(made, corpus, tmp_path / "second").step == 4
+
+
+def test_the_first_process_says_whether_a_run_has_begun(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others may see its checkpoint later; or, of a branch, the one that the first process has just made."""
+    seen: list[Path | None] = []
+
+    def fit(recipe: Any, tokenizer: Any, *, resumed: Path | None) -> None:
+        seen.append(resumed)
+        raise DataError("far enough")
+
+    monkeypatch.setattr(pretraining, "join", lambda device: World(1, 2, torch.device("cpu")))
+    monkeypatch.setattr(pretraining, "fit", fit)
+    monkeypatch.setattr(World, "everywhere", lambda self, act: act())
+    for begun in (0.0, 1.0):
+        monkeypatch.setattr(World, "agree", lambda self, decide, begun=begun: begun)
+        with pytest.raises(DataError, match="far enough"):
+            pretraining.pretrain(recipe("bert-tiny"), corpus, tmp_path / "run", branch_from=tmp_path)
+        (tmp_path / "run/checkpoints/step-000002").mkdir(parents=True, exist_ok=True)
+    assert seen == [None, tmp_path / "run"]
+
+
+def test_of_several_processes_the_first_one_prints_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretraining, "pretrain", lambda *args, **more: None)
+    monkeypatch.setattr("encoderlab.train.distributed.join", lambda device: World(1, 2, torch.device("cpu")))
+    assert command.pretrain("bert-tiny", corpus=Path("corpus"), out=Path("run")) is None
 
 
 def test_a_masking_rate_that_changes_is_resumed_to_the_bit(corpus: Path, tmp_path: Path) -> None:

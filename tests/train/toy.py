@@ -1,8 +1,9 @@
 """A small language model and batch source of its own, so that the loop is tested without corpus, tokenizer or encoder.
 
 Run as a script it trains in a folder, for the tests that kill processes or start several:
-    python toy.py OUT '{"recipe field": value}' [--die-at STEP] [--slow SECONDS]
-A slow run is fast as soon as there is a file ``fast`` next to OUT.
+    python toy.py OUT '{"recipe field": value}' [--die-at STEP] [--fail-at STEP] [--slow SECONDS] [--scores 1]
+The last process fails; with scores, each has others. A slow run is fast as soon as there is a file ``fast`` next to
+OUT.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch import nn
 
 from encoderlab import config
 from encoderlab.batches.batch import Batch
-from encoderlab.errors import EncoderlabError
+from encoderlab.errors import DataError, EncoderlabError
 from encoderlab.nn import kernels
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Memory, Objective, Term
@@ -154,12 +155,16 @@ def start(
     *options: object,
     processes: int = 1,
     node: tuple[str, ...] = (),
+    variables: dict[str, str] | None = None,
 ) -> subprocess.Popen[str]:
-    """This script training in ``out``, alone, under torchrun, or as a ``node`` with these options of torchrun."""
+    """This script training in ``out``, alone, under torchrun, as a ``node`` with these options of torchrun, or with
+    ``variables``.
+    """
     script = [__file__, str(out), json.dumps(changes or {}), *map(str, options)]
     node = node or (("--standalone",) if processes > 1 else ())
     torchrun = ["-m", "torch.distributed.run", *node, f"--nproc-per-node={processes}"] if node else []
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CI": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    environment |= variables or {}
     return subprocess.Popen(
         [sys.executable, *torchrun, *script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     )
@@ -189,20 +194,30 @@ def main() -> int:
     out, changes, *rest = sys.argv[1:]
     options = dict(zip(rest[::2], map(float, rest[1::2]), strict=True))
     recipe = config.override(RECIPE, json.loads(changes))
-    die_at, slow = options.get("--die-at"), options.get("--slow", 0.0)
-    step = 0
+    die_at, fail_at, slow = options.get("--die-at"), options.get("--fail-at"), options.get("--slow", 0.0)
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    step = validated = 0
 
     class Doomed(Rows):
         def __next__(self) -> Batch:
             nonlocal step
             if step == die_at:
                 os.kill(os.getpid(), signal.SIGKILL)
+            if step == fail_at and rank == world - 1:
+                raise DataError("shard 7 is damaged")
             step += 1
             time.sleep(0 if (Path(out).parent / "fast").exists() else slow)
             return super().__next__()
 
-    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     data = toy_data(source=lambda phase, rows, state: Doomed(phase, rows, state, rank, world))
+
+    def score() -> dict[str, float]:
+        nonlocal validated
+        validated += rank  # the score of the first process does not change, those of others get better
+        return {"score": float(validated)}
+
+    if "--scores" in options:
+        data = replace(data, score=score)
     torch.set_num_threads(1)
     try:
         outcome = train(Toy(), recipe, data, Path(out))

@@ -7,7 +7,6 @@ shuffled without ``--strategy=ddp`` too; the number of labels comes from the dat
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from cyclopts import Parameter
 
 from encoderlab.commands.terminal import note, say
 from encoderlab.errors import ConfigError, DataError
+from encoderlab.execution.workers import rank_and_size
 from encoderlab.files import json_line
 from encoderlab.tasks.data import records as tables
 from encoderlab.tasks.data.records import suffix
@@ -170,7 +170,7 @@ def _say_gpus(gpus: str) -> None:
     if not gpus.removeprefix("-").isdigit():
         chosen = gpus.strip(",") or "0"
         raise ConfigError(f"--gpus={gpus} names GPUs; choose them with CUDA_VISIBLE_DEVICES={chosen} and leave it out")
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    processes = rank_and_size()[1]
     where = (
         f"training on {processes} GPU{'s' * (processes > 1)}"
         if torch.cuda.is_available()

@@ -39,7 +39,7 @@ def pretrain(
     session_hours: float | None = None,
     dry_run: bool = False,
     list_: Annotated[bool, Parameter(name="--list")] = False,
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
     """Pretrain an encoder from a published recipe.
 
     Run the same command again to resume an interrupted run, bit for bit. Ctrl-C and
@@ -119,11 +119,12 @@ def pretrain(
     from encoderlab.train.pretraining import pretrain as run
 
     outcome = run(recipe, corpus, out, session=session, branch_from=branch_from, peak=peak, score=validation_scores)
-    if join(recipe.execution.device).main:
-        page = runs.report([out], counts=Corpus(corpus).counts())
-        write_text(out / "report.html", render(page))
-        say(page.verdict)
-        say(f"model in {out / 'model'}, report in {out / 'report.html'}")
+    if not join(recipe.execution.device).main:
+        return None
+    page = runs.report([out], counts=Corpus(corpus).counts())
+    write_text(out / "report.html", render(page))
+    say(page.verdict)
+    say(f"model in {out / 'model'}, report in {out / 'report.html'}")
     return {
         "run": out,
         "model": out / "model",

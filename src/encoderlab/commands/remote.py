@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,8 @@ def call(verb: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
         ConfigError: an output at a URL under torchrun, whose processes would all mirror it.
         DataError: an input that cannot be fetched, or an output that cannot be written.
     """
+    from encoderlab.execution.workers import rank_and_size
+
     with contextlib.ExitStack() as stack:
 
         def place(name: str, value: Any) -> Any:
@@ -43,7 +44,7 @@ def call(verb: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
                 return _on_disk(name, value) if isinstance(value, Path) else value
             if name not in OUTPUTS:
                 return local(url)
-            if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            if rank_and_size()[1] > 1:
                 raise ConfigError(f"--{name} {url}: several processes write to a folder on disk; give one")
             open_output = written_file if Path(url).suffix.lower() in FILES else written_folder
             made = stack.enter_context(open_output(url))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from encoderlab.commands.terminal import note, progress, say
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.execution.cluster import Need, tasks_on
 from encoderlab.execution.outputs import make_outputs
-from encoderlab.execution.workers import Tasks, Workers, cores, logged
+from encoderlab.execution.workers import Tasks, Workers, cores, logged, rank_and_size
 from encoderlab.files import held_folder
 from encoderlab.messages import Say, silent
 
@@ -81,7 +80,7 @@ class WorkerOptions(Processes):
         """What runs the work; every node of a cluster must see the files and folders ``sees``."""
         if not self.several:
             return Workers(1)
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        if rank_and_size()[1] > 1:
             raise ConfigError("--workers and --on are not for processes of torchrun; leave one of them out")
         workers = self.workers or (1 if self.on == "local" else None)
         threads = self.threads or (max(1, cores() // workers) if workers and self.on == "local" else 1)

@@ -35,6 +35,34 @@ def versions() -> dict[str, str]:
     }
 
 
+def rank_and_size() -> tuple[int, int]:
+    """The number of this process and the number of all, which torchrun sets as RANK and WORLD_SIZE; (0, 1) without it.
+
+    Raises:
+        ConfigError: they are no numbers, or do not fit together.
+    """
+    size = variable("WORLD_SIZE", "1")
+    rank = variable("RANK", "0" if size == 1 else "")
+    if rank >= size:
+        raise ConfigError(f"RANK is {rank} and WORLD_SIZE is {size}; {_START}")
+    return rank, size
+
+
+def variable(name: str, default: str = "") -> int:
+    """The whole number that torchrun sets as the environment variable ``name``.
+
+    Raises:
+        ConfigError: it is no number, or not set and without ``default``.
+    """
+    text = os.environ.get(name) or default
+    if not text.isdecimal():
+        raise ConfigError(f"{name} is {repr(text) if text else 'not set'}, expected a whole number; {_START}")
+    return int(text)
+
+
+_START = "start processes with torchrun, or unset RANK and WORLD_SIZE for a single one"
+
+
 class Tasks:
     """Runs independent calls somewhere: :class:`Workers` here, :class:`encoderlab.execution.cluster.RayTasks` on a
     cluster. Functions are at module level, and write large results to files; ``ended`` gets the name and the result

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -43,6 +44,11 @@ class Term:
     count: int
     weight: float = 1.0
     hits: Tensor | None = None
+
+    def nothing(self) -> Term:
+        """The term of no predictions."""
+        hits = None if self.hits is None else torch.zeros_like(self.hits)
+        return Term(torch.zeros_like(self.sum), 0, self.weight, hits)
 
 
 pytree.register_dataclass(Term)  # FSDP2 of torch 2.11 finds tensors only in registered output types

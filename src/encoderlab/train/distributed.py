@@ -27,12 +27,13 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from encoderlab.errors import ConfigError, EncoderlabError, Stopped
-from encoderlab.execution.workers import versions
+from encoderlab.errors import ConfigError, Diverged, EncoderlabError, Stopped
+from encoderlab.execution.workers import rank_and_size, variable, versions
 from encoderlab.nn.encoder import Encoder
 
 Made = TypeVar("Made")
 SEE_THERE = "its message says why"
+FAILED = "encoderlab/failed"  # the key under which a process leaves its error in the store
 
 
 @dataclass(frozen=True)
@@ -94,16 +95,13 @@ class World:
         made, error = None, None
         try:
             made = act()
-        except EncoderlabError as failure:
+        except Exception as failure:
             error = failure
-        told = self.gather([platform.node(), str(error), error.code] if error else [])
-        failed = next((rank for rank, failure in enumerate(told) if failure), None)
+        told = self.gather(None if error is None else _told(error, self.rank))
         if error is not None:
             raise error
-        if failed is not None:
-            node, message, code = told[failed]
-            who = f"process {failed} on {node}"
-            raise _elsewhere(code, f"{who}: {message}" if self.main else f"stopped because {who} failed; {SEE_THERE}")
+        if failed := [failure for failure in told if failure]:
+            raise _heard(failed[0], self.rank)
         return made  # type: ignore[return-value]
 
     def same(self, facts: Mapping[str, Any], remedy: str) -> None:
@@ -156,17 +154,26 @@ LOST = (
 @contextlib.contextmanager
 def company() -> Iterator[None]:
     """A context for calls that need the other processes; if one has ended, the error says so, instead of an error of
-    gloo or NCCL.
+    gloo or NCCL. An error of this process alone is left for the others, who only see that it has ended.
 
     Raises:
-        Stopped: the run can continue from its last checkpoint.
+        EncoderlabError: that of the process that has ended, with its exit code.
+        Stopped: it has left no error; the run can continue from its last checkpoint.
     """
     try:
         yield
+    except EncoderlabError as error:
+        if not isinstance(error, (Diverged, Stopped)) and dist.is_initialized():  # which all processes see
+            with contextlib.suppress(RuntimeError):
+                _store().set(FAILED, json.dumps(_told(error, dist.get_rank())))
+        raise
     except RuntimeError as error:
         text = str(error).lower()
         if not (isinstance(error, dist.DistError) or "gloo" in text and any(sign in text for sign in LOST)):
             raise
+        with contextlib.suppress(RuntimeError):  # the store ends with the process that has it
+            if dist.is_initialized() and _store().check([FAILED]):
+                raise _heard(json.loads(_store().get(FAILED)), dist.get_rank()) from None
         raise Stopped(
             "another process of this run has ended or cannot be reached (see its message); run the same "
             "command again to resume from the last checkpoint"
@@ -177,15 +184,15 @@ def join(device: Literal["auto", "cpu", "cuda"] = "auto") -> World:
     """The world of torchrun's environment, or a world of one process.
 
     Raises:
-        ConfigError: ``cuda`` is requested but absent, a machine has more processes than GPUs, or nodes have different
-            versions of the software.
+        ConfigError: ``cuda`` is requested but absent, a machine has more processes than GPUs, torchrun's variables
+            cannot be, or nodes have different versions of the software.
         Stopped: the processes do not find each other.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device cuda: no CUDA device is available; set execution.device=cpu or auto")
     cuda = device != "cpu" and torch.cuda.is_available()
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    own = int(os.environ.get("LOCAL_RANK", "0"))
+    rank, size = rank_and_size()
+    own = variable("LOCAL_RANK", "0")
     place = torch.device("cuda", own) if cuda else torch.device("cpu")
     if cuda:
         if own >= torch.cuda.device_count():
@@ -194,20 +201,29 @@ def join(device: Literal["auto", "cpu", "cuda"] = "auto") -> World:
                 "start as many processes as there are GPUs, or set execution.device=cpu"
             )
         torch.cuda.set_device(place)
-    world = World(int(os.environ.get("RANK", "0")), size, place)
+    world = World(rank, size, place)
     if size > 1 and not dist.is_initialized():
         _check_restarts()
-        try:
-            dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
-        except dist.DistError as error:
-            place_of_meeting = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-            raise Stopped(
-                f"process {world.rank} did not meet the other {size - 1} at {place_of_meeting} "
-                f"({str(error).splitlines()[0]}); see their messages, and check that all nodes reach this address"
-            ) from None
+        _meet(rank, size, "cpu:gloo,cuda:nccl" if cuda else "gloo")
         atexit.register(dist.destroy_process_group)
         world.same(versions(), "install the same versions on all nodes")
     return world
+
+
+def _meet(rank: int, size: int, backend: str) -> None:
+    """Meet the other processes at the address that torchrun's variables name."""
+    host, port = os.environ.get("MASTER_ADDR"), variable("MASTER_PORT")
+    if not host:
+        raise ConfigError("MASTER_ADDR is not set, expected the first node's name; start processes with torchrun")
+    try:
+        dist.init_process_group(backend)
+    except RuntimeError as error:
+        kind = Stopped if isinstance(error, dist.DistError) else ConfigError  # gloo's, of the network of this machine
+        raise kind(
+            f"process {rank} did not meet the other {size - 1} at {host}:{port} ({str(error).splitlines()[0]}); see "
+            "their messages, and check that all nodes reach this address, and each other (GLOO_SOCKET_IFNAME names the "
+            "network to use)"
+        ) from None
 
 
 def _check_restarts() -> None:
@@ -301,6 +317,23 @@ def named_tensors(module: nn.Module) -> dict[str, Tensor]:
             seen.add(id(tensor))
             named[name] = tensor
     return named
+
+
+def _told(error: Exception, rank: int) -> list[Any]:
+    """What the other processes are told of an error of the process ``rank``."""
+    return [rank, platform.node(), str(error), error.code if isinstance(error, EncoderlabError) else 1]
+
+
+def _heard(told: list[Any], rank: int) -> EncoderlabError:
+    """The error of the process ``rank`` if another one has failed, see :func:`_told`."""
+    failed, node, message, code = told
+    who = f"process {failed} on {node}"
+    return _elsewhere(code, f"{who}: {message}" if rank == 0 else f"stopped because {who} failed; {SEE_THERE}")
+
+
+def _store() -> dist.Store:
+    """The messages that stay: those of the place of meeting."""
+    return dist.distributed_c10d._get_default_store()
 
 
 def _elsewhere(code: int, message: str) -> EncoderlabError:

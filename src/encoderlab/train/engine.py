@@ -15,6 +15,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.fsdp import FSDPModule
 
 from encoderlab.batches.batch import Batch
 from encoderlab.errors import Diverged, OutOfMemory, is_out_of_memory
@@ -235,6 +236,8 @@ class Engine:
         try:
             yield
         finally:
+            if isinstance(self.model, FSDPModule):
+                self.model.reshard()  # FSDP2 keeps what it gathered for a pass without gradients, here of the average
             if last:
                 torch._foreach_copy_(self._weights(), last)
 

@@ -401,7 +401,8 @@ class _Run:
                 )
         if data.score is not None:
             self.engine.objective.eval()
-            line["scores"] = dict(data.score())
+            # The first process's, because all must decide alike which weights are best and when to end.
+            line["scores"] = self.world.gather(dict(data.score()))[0]
             self.engine.objective.train()
         if not place.step and data.chance:  # what the doctor compares the curve with
             line["chance"] = {name: guess.loss for name, guess in data.chance.items()}

@@ -25,7 +25,7 @@ from encoderlab.train import checkpoint
 from encoderlab.train.branching import branch
 from encoderlab.train.checks import check
 from encoderlab.train.corpus_data import corpus_data
-from encoderlab.train.data import Scores
+from encoderlab.train.data import Data, Scores
 from encoderlab.train.distributed import join, named_tensors
 from encoderlab.train.folder import RECIPE
 from encoderlab.train.loop import Outcome, train
@@ -58,7 +58,6 @@ def pretrain(
             checkpoints of a finished run are missing.
     """
     corpus, out = Path(corpus), Path(out)
-    recipe = _pinned(recipe, out)
     check(recipe)
     if recipe.evaluation.pairs is not None and score is None:
         raise ConfigError(
@@ -67,21 +66,21 @@ def pretrain(
     world = join(recipe.execution.device)
     text = world.everywhere(lambda: Corpus(corpus))
     tokenizer = world.everywhere(lambda: Tokenizer.load(text.tokenizer_path))
-    resumed = any((out / "checkpoints").glob("step-*"))  # checkpoints have all weights; init_from may be gone
-    if not resumed and (out / RECIPE).exists() and (out / "model").exists():
-        raise DataError(
-            f"{out / 'checkpoints'}: has no checkpoint, although the run has finished; restore one, delete "
-            f"{out} to train again, or choose another output folder"
-        )
-    recipe = fit(recipe, tokenizer, resumed=out if resumed else None)
-    if branch_from is not None and not resumed:
+    begun = bool(world.agree(lambda: _begun(out)))  # by the first process: others may see a file later
+    resumed = begun or branch_from is not None
+    recipe = world.everywhere(lambda: fit(_pinned(recipe, out), tokenizer, resumed=out if begun else None))
+    if branch_from is not None and not begun:
         world.agree(lambda: branch(branch_from, out, recipe))
-        resumed = True
     world.agree(lambda: verify(corpus))  # once per session, because training would not notice a changed token
-    objective = build_objective(recipe, tokenizer, text, resumed=resumed)
-    data = corpus_data(recipe, objective, corpus, tokenizer)
-    if score is not None and (scores := score(recipe, objective)) is not None:
-        data = replace(data, score=scores.score, hashes={**data.hashes, "pairs": scores.hash})
+
+    def prepared() -> tuple[Objective, Data]:
+        objective = build_objective(recipe, tokenizer, text, resumed=resumed)
+        data = corpus_data(recipe, objective, corpus, tokenizer)
+        if score is not None and (scores := score(recipe, objective)) is not None:
+            data = replace(data, score=scores.score, hashes={**data.hashes, "pairs": scores.hash})
+        return objective, data
+
+    objective, data = world.everywhere(prepared)
     outcome = train(objective, recipe, data, out, session=session, peak=peak(recipe) if peak else None)
     if world.main:
         values = None
@@ -89,6 +88,21 @@ def pretrain(
             objective, values = _unread(recipe, outcome.checkpoint)
         save_models(objective, tokenizer, out, values=values)
     return outcome
+
+
+def _begun(out: Path) -> bool:
+    """Whether the run has a checkpoint, which has all weights: ``init_from`` may be gone.
+
+    Raises:
+        DataError: it has none, although it has finished.
+    """
+    begun = any((out / "checkpoints").glob("step-*"))
+    if not begun and (out / RECIPE).exists() and (out / "model").exists():
+        raise DataError(
+            f"{out / 'checkpoints'}: has no checkpoint, although the run has finished; restore one, delete "
+            f"{out} to train again, or choose another output folder"
+        )
+    return begun
 
 
 def _pinned(recipe: Recipe, out: Path) -> Recipe:

@@ -94,6 +94,7 @@ def measure(
         part = batch.slice(*world.share(len(batch))) if shared else batch
         with products(mode, world.device), precision(mode, world.device):
             terms, memory = objective(part.to(world.device), memory=memory)
-        if shared or world.main:
-            tally.add(terms)
+        if not (shared or world.main):
+            terms = {name: term.nothing() for name, term in terms.items()}
+        tally.add(terms)  # the same names on all processes
     return tally.totals(world)
