@@ -12,6 +12,7 @@ from encoderlab.commands import settings
 from encoderlab.commands.terminal import note, say
 from encoderlab.commands.workers import HERE, WorkerOptions, elsewhere
 from encoderlab.errors import Diverged
+from encoderlab.execution.workers import rank_and_size
 from encoderlab.interchange.finetuned import best_seed
 from encoderlab.interchange.places import resolve
 
@@ -42,7 +43,7 @@ def finetune(
     where: WorkerOptions = HERE,
     set_: settings.Set = None,
     config: settings.Config = None,
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
     """Fine-tune a model on a task, over seeds and grids.
 
     The best weights of each seed are chosen on the development set; every score is stored
@@ -146,21 +147,25 @@ def finetune(
             finished.append(page.Finished(systems=systems))  # type: ignore[arg-type]
     if not finished:
         raise Diverged("; ".join(failed))
-    page.show(finished, plan.protocol)
     averages = page.averages_of([done.pretrained for done in finished])
-    for name, value in averages.items():
-        say(f"average, as defined by {name}: {100 * value:.2f}")
-    for done in finished if is_suite else ():
-        folder = out / done.task.name
-        write([folder], folder / "report.html")
-    say(write([out], out / "report.html").verdict)
-    say(f"models, predictions and score.json in {out}, report in {out / 'report.html'}")
+    first = rank_and_size()[0] == 0  # of several processes, the first one prints and writes
+    if first:
+        page.show(finished, plan.protocol)
+        for name, value in averages.items():
+            say(f"average, as defined by {name}: {100 * value:.2f}")
+        for done in finished if is_suite else ():
+            folder = out / done.task.name
+            write([folder], folder / "report.html")
+        say(write([out], out / "report.html").verdict)
+        say(f"models, predictions and score.json in {out}, report in {out / 'report.html'}")
     for outcome in (done.pretrained for done in finished):
         if len(outcome.failed) == (count := len(outcome.record["seeds"])):
             why = f"all {count} seeds failed ({outcome.failed[0]})"
             failed.append(f"{outcome.task.name}: {why}; train longer, or try other rates (--grid lr=...)")
     if failed:
         raise Diverged("; ".join(failed))
+    if not first:
+        return None
     return {
         "out": out,
         "protocol": plan.protocol.name,

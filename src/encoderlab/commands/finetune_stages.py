@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -15,7 +14,7 @@ import numpy as np
 from encoderlab.commands import settings
 from encoderlab.commands.terminal import note
 from encoderlab.errors import ConfigError, DataError, Diverged
-from encoderlab.execution.workers import Tasks
+from encoderlab.execution.workers import Tasks, rank_and_size
 from encoderlab.files import held_folder, read_json
 from encoderlab.interchange.finetuned import best_seed
 from encoderlab.interchange.load import load
@@ -129,9 +128,10 @@ class FinetunePlan:
     ) -> Program[ProtocolResult]:
         """The protocol as a program, at the point that Optuna chose if it searched.
 
-        The first of several processes locks the folder. ``baselines`` are kept in the record.
+        The first of several processes locks the folder, and writes. ``baselines`` are kept in the record.
         """
-        with held_folder(out) if os.environ.get("RANK", "0") == "0" else nullcontext():
+        first = rank_and_size()[0] == 0
+        with held_folder(out) if first else nullcontext():
             chosen, searched = self.protocol, []
             more: dict[str, Any] = {"origin": start.origin, "adjust": self.adjust, "say": note}
             if self.search is not None:
@@ -139,7 +139,7 @@ class FinetunePlan:
                 chosen = replace(chosen, grid={name: (value,) for name, value in point.items()})
                 searched = [
                     {"point": one["point"], "dev": [one["dev"]] if "dev" in one else [], "failed": int("failed" in one)}
-                    for one in read_json(out / "tune" / "tune.json")["trials"]
+                    for one in (read_json(out / "tune" / "tune.json")["trials"] if first else ())
                 ]
             more |= {"searched": searched, "baselines": baselines}
             return (yield from trials.program(chosen, start.model, job.task, job.splits, out, **more))

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,6 +55,24 @@ def test_several_files_are_scored_by_processes_as_by_one(tmp_path, tiny, capsys)
     assert "for one benchmark, not 3" in messages(capsys, 2, "evaluate", out, *files, "--submission", tmp_path / "s")
     assert "are for several labelled files" in messages(capsys, 2, "evaluate", out, data, "--workers", 2)
     assert "none.csv: no such file" in messages(capsys, 2, "evaluate", out, data, tmp_path / "none.csv", "--workers", 2)
+
+
+def test_of_two_processes_the_first_one_writes_and_prints(tmp_path, tiny, capsys):
+    """A search by two processes: one object of JSON, and every file is whole."""
+    words = ["finetune", reviews(tmp_path / "r.csv"), "--model", tiny, "--out", tmp_path / "run", "--seeds", 1]
+    words += ["--tune", "lr=1e-4,1e-3", "--trials", 2, "--epochs", 1, "--set", "execution.device=cpu"]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    command = [sys.executable, "-m", "encoderlab", *map(str, words), "--json"]
+    both = []
+    for rank in range(2):
+        own = os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}
+        both.append(subprocess.Popen(command, env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    said = [process.communicate(timeout=600) for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert json.loads(said[0][0])["tasks"]["r"]["search"] and not said[1][0]
+    assert run(capsys, *words)["tasks"]["r"]["scores"] == json.loads(said[0][0])["tasks"]["r"]["scores"]
 
 
 def test_a_file_is_trained_on_scored_and_predicted(tmp_path, tiny, capsys):

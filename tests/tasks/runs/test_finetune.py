@@ -354,6 +354,11 @@ def _task(name):
     return task, splits["train"]
 
 
+def test_weights_are_not_divided_among_processes():
+    with pytest.raises(ConfigError, match="fine-tuning divides no weights among processes; set execution.parallel=ddp"):
+        FinetuneRecipe(execution=Execution(parallel="fsdp"))
+
+
 def test_training_needs_something_to_learn_from(tmp_path):
     task, splits = data("question", train=4)
     lost = replace(

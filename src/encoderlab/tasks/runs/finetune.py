@@ -120,6 +120,8 @@ class FinetuneRecipe(Training):
         for first, second in EXCLUSIVE:
             if getattr(self, first) is not None and getattr(self, second) is not None:
                 raise ConfigError(f"{first} and {second} exclude each other; leave one of them unset")
+        if self.execution.parallel == "fsdp":
+            raise ConfigError("fine-tuning divides no weights among processes; set execution.parallel=ddp")
 
     def updates(self, items: int) -> int:
         """The number of steps for this number of training items."""
@@ -249,7 +251,9 @@ class FineTuning:
 
     def resume(self) -> Result | None:
         """The finished run in the folder, after repair of damaged files; None if it must be trained."""
-        finished = read_result(self.out, self.recipe, self.splits, self.identity)
+        finished = self.world.everywhere(lambda: read_result(self.out, self.recipe, self.splits, self.identity))
+        seen = None if finished is None else [finished.damaged, sorted(finished.record["examples"])]
+        self.world.same({f"in {self.out} the run": seen}, "give a folder on storage that all nodes share")
         if finished is not None and self.world.main:
             delete_checkpoints(self.out)  # it may have been killed while it did
         return self.mend(finished) if finished is not None and finished.damaged else finished
@@ -469,7 +473,8 @@ class FineTuning:
             evaluated.predictions[name] = predictions
             missing = sum(map(is_unlabelled, split.examples))
             if not missing:
-                evaluated.scores[name], warnings = score(self.task, split.examples, predictions.values)
+                scores, warnings = score(self.task, split.examples, predictions.values)
+                evaluated.scores[name] = self.world.gather(scores)[0]  # all must choose alike
                 evaluated.notes += [f"{name}: {text}" for text in warnings]
             elif missing < len(split):
                 evaluated.notes.append(

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from encoderlab.config import to_dict
 from encoderlab.errors import ConfigError, DataError, Diverged
+from encoderlab.execution.workers import rank_and_size
 from encoderlab.files import write_json
 from encoderlab.interchange.finetuned import SCORE_FILE, Point, describe, folder_name, read_signed, signed
 from encoderlab.messages import Say, silent
@@ -286,8 +287,9 @@ def program(
         "seconds": sum(float(result.record["seconds"]) for result in finished),
         "elapsed": time.perf_counter() - start,
     }
-    _name_damage(out / SCORE_FILE, ended=ended)
-    write_json(out / SCORE_FILE, signed(record))
+    if rank_and_size()[0] == 0:  # of several processes, the first one writes
+        _name_damage(out / SCORE_FILE, ended=ended)
+        write_json(out / SCORE_FILE, signed(record))
     return ProtocolResult(task=task, record=record, runs=finished)
 
 

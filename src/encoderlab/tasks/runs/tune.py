@@ -9,6 +9,7 @@ from typing import Any
 
 from encoderlab.config import Bounded, Count, parse_value, to_dict
 from encoderlab.errors import ConfigError, Diverged, optional
+from encoderlab.execution.workers import rank_and_size
 from encoderlab.files import write_json
 from encoderlab.interchange.finetuned import describe, folder_name
 from encoderlab.messages import Say, silent
@@ -133,7 +134,8 @@ def tune(
                 score = result.scores["dev"][task.metric]
                 study.tell(trial, score)
                 tried.append({"point": point, "dev": score})
-        write_json(out / "tune.json", {"space": to_dict(search.space), "trials": tried})
+        if rank_and_size()[0] == 0:  # of several processes, the first one writes
+            write_json(out / "tune.json", {"space": to_dict(search.space), "trials": tried})
     ended = [entry for entry in tried if "dev" in entry]
     if not ended:
         raise Diverged(f"{task.name}: all {search.trials} trials diverged; search lower rates")
