@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -26,6 +27,8 @@ except ImportError:  # Windows
 log = logging.getLogger(__name__)
 
 _NO_LOCKS = "%s: cannot be locked (%s); make sure that no other process writes there"
+
+SEEN = 60.0  # seconds in which files of another node must be visible here
 
 HOME, KERNELS, CACHE_GB = "ENCODERLAB_HOME", "ENCODERLAB_KERNELS", "ENCODERLAB_CACHE_GB"
 VARIABLES = (HOME, KERNELS, CACHE_GB)
@@ -186,6 +189,21 @@ def locked(path: Path) -> Iterator[int | None]:
         yield handle
     finally:
         os.close(handle)
+
+
+def wait_for(path: Path) -> None:
+    """Wait until a file that a task on another node wrote is visible here.
+
+    Raises:
+        DataError: it does not appear.
+    """
+    end = time.monotonic() + SEEN
+    while not path.exists():
+        if time.monotonic() > end:
+            raise DataError(
+                f"{path}: was written by a task, but is not visible here; give an --out that all nodes share"
+            )
+        time.sleep(0.2)
 
 
 def check_new(folder: Path) -> None:

@@ -10,15 +10,16 @@ import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from pydoc_data import topics
+from threading import Timer
 from typing import Any
 
 import pytest
 import yaml
 
 from encoderlab.cli import main
-from encoderlab.errors import ConfigError, DataError, Diverged
+from encoderlab.errors import ConfigError, DataError, Diverged, Stopped
 from encoderlab.execution.local import Ended, Job
-from encoderlab.files import finite
+from encoderlab.files import finite, locked
 from encoderlab.interchange.load import load
 from encoderlab.measure.pairs.evaluate import survey
 from encoderlab.sealed import write_record
@@ -213,6 +214,33 @@ def test_a_run_that_is_killed_is_continued_once(place: Path, whole: tuple[dict[s
     name = plan.cells({(arm, 4): None for arm in ("few", "many")})[0].name
     failed = run(plan, place / "killed twice", InProcess(killed=[name, name])).failed
     assert list(failed) == [name] and "killed by signal 9" in failed[name]
+
+
+def test_a_result_that_is_seen_late_is_no_failure(place: Path) -> None:
+    """As on storage of a cluster, where a file of another node is visible after some seconds."""
+    result = {"status": "done", "scores": {"loss": 5.0}, "measures": [], "data": {}}
+
+    def execute(jobs: Sequence[Job]) -> Iterator[Ended]:
+        for job in jobs:
+            Timer(0.3, write_record, (Path(job.arguments[1]), result)).start()
+            yield Ended(job=job, code=0)
+
+    plan = StudyPlan.read(written(place, measures=[], tune=None, seeds=1))
+    results = run(plan, place / "late", execute)
+    assert not results.failed and len(results.done) == 2
+
+
+def test_a_cell_waits_for_an_earlier_process_of_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster repeats a task whose worker is lost, whose process may still be writing a checkpoint."""
+    monkeypatch.setattr(cell, "run", lambda spec: {"status": "done"})
+    monkeypatch.setattr(cell, "stop_with_parent", lambda: None)
+    monkeypatch.setattr(cell, "PATIENCE", 0.0)
+    spec, result = tmp_path / "spec.json", tmp_path / "result.json"
+    spec.write_text("{}")
+    (tmp_path / ".result.json.lock").touch()
+    with locked(tmp_path / ".result.json.lock"):
+        assert cell.main(str(spec), str(result)) == Stopped.code and not result.exists()
+    assert cell.main(str(spec), str(result)) == 0 and result.exists()
 
 
 def test_other_settings_in_the_same_folder_are_refused(place: Path) -> None:

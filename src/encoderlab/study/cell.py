@@ -6,11 +6,12 @@ interrupted cell stops with a checkpoint and continues from it when it is run ag
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import torch
 from encoderlab.config import from_dict
 from encoderlab.errors import DataError, EncoderlabError, Stopped
 from encoderlab.execution.local import stop_with_parent
-from encoderlab.files import finite
+from encoderlab.files import finite, locked
 from encoderlab.interchange.load import load, load_pair
 from encoderlab.measure.pairs.evaluate import evaluate_pairs
 from encoderlab.measure.pairs.reading import find, read, sample
@@ -42,6 +43,8 @@ from encoderlab.train.pretraining import pretrain
 from encoderlab.train.recipe import Recipe
 
 log = logging.getLogger(__name__)
+
+PATIENCE = 120.0  # seconds for an earlier process of the same cell to end, as a cluster gives tasks that it stops
 
 
 def run(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,14 +141,42 @@ def main(spec: str, result: str) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     begin = time.perf_counter()
     try:
-        outcome = run(json.loads(Path(spec).read_text(encoding="utf-8")))
+        with _held(Path(result)):
+            try:
+                outcome = run(json.loads(Path(spec).read_text(encoding="utf-8")))
+            except Stopped:
+                raise
+            except EncoderlabError as error:
+                outcome = {"status": "failed", "error": str(error), "code": error.code}
+            write_record(Path(result), json.loads(json.dumps(finite(outcome | {"wall": time.perf_counter() - begin}))))
     except Stopped as error:
         log.info("%s", error)
         return error.code
-    except EncoderlabError as error:
-        outcome = {"status": "failed", "error": str(error), "code": error.code}
-    write_record(Path(result), json.loads(json.dumps(finite(outcome | {"wall": time.perf_counter() - begin}))))
     return 0
+
+
+@contextlib.contextmanager
+def _held(result: Path) -> Iterator[None]:
+    """Lock the result while it is made. A cluster repeats a task whose worker is lost, whose process may still be
+    writing a checkpoint.
+
+    Raises:
+        Stopped: an earlier process of this cell does not end.
+    """
+    lock = result.with_name(f".{result.name}.lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    lock.touch()
+    end = time.monotonic() + PATIENCE
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(locked(lock))
+                break
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    raise Stopped(f"{result}: another process is making it; run the same command again") from None
+                time.sleep(0.5)
+        yield
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from encoderlab.config import from_dict, to_dict
 from encoderlab.corpus.shards import Corpus
 from encoderlab.errors import ConfigError
 from encoderlab.execution.local import Ended, Execute, Job
+from encoderlab.files import wait_for
 from encoderlab.messages import Say, silent
 from encoderlab.sealed import Damaged, read_record, write_record
 from encoderlab.study.file import KINDS, Finetune, Measure
@@ -195,11 +196,16 @@ def _measure(fields: Mapping[str, Any]) -> Measure:
 
 
 def _ended(ended: Ended, out: Path) -> dict[str, Any] | None:
-    """The result of a process; None if it can be continued. A process that died without a result has failed."""
+    """The result of a process; None if it can be continued. A process that died without a result has failed.
+
+    Raises:
+        DataError: another node has written the result, and it is not visible here.
+    """
     if ended.stopped:
         return None
     path = out / "results" / f"{ended.job.name}.json"
-    if ended.code == 0 and path.exists():
+    if ended.code == 0:
+        wait_for(path)
         return read_record(path)
     why = f"killed by signal {-ended.code}" if ended.code < 0 else f"exit code {ended.code}"
     result = {"status": "failed", "error": f"{why}; see {ended.job.log}", "code": ended.code}

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from encoderlab import files
 from encoderlab.errors import DataError, Diverged
 from encoderlab.execution.workers import Workers
 from encoderlab.files import sha256, write_json
@@ -117,7 +118,7 @@ def test_a_run_that_diverges_is_marked_and_a_program_without_any_is_lost_alone(t
 
 
 def test_a_folder_that_only_the_task_sees_is_named(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(elsewhere, "SEEN", 0.0)
+    monkeypatch.setattr(files, "SEEN", 0.0)
     monkeypatch.setattr(elsewhere, "_run", lambda *args: {"failed": None, "warnings": []})
     with pytest.raises(DataError, match="was written by a task, but is not visible here; give an --out that all nodes"):
         perform_all(protocols(tmp_path), Interleaved())

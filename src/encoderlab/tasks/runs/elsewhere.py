@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from encoderlab.errors import DataError, Diverged
+from encoderlab.errors import Diverged
 from encoderlab.execution.workers import Tasks, logged
+from encoderlab.files import wait_for
 from encoderlab.interchange.finetuned import SCORE_FILE
 from encoderlab.messages import Say, silent
 from encoderlab.tasks.data.task import Split
@@ -30,7 +31,6 @@ log = logging.getLogger(__name__)
 K = TypeVar("K")
 T = TypeVar("T")
 
-SEEN = 60.0  # seconds in which files of another node must be visible here
 LOOK = 1.0  # seconds between two checks of running tasks
 TAIL = 1 << 16  # bytes of metrics with the last line
 
@@ -129,7 +129,7 @@ class _Driver(Generic[K, T]):
         for line in result["warnings"]:
             log.warning("%s: %s", attempt.title, line)
         if result["failed"] is None:
-            _wait_for(attempt.out / SCORE_FILE)
+            wait_for(attempt.out / SCORE_FILE)
         waiting.results[number] = attempt.run() if result["failed"] is None else result["failed"]
         self.done += 1
         self.display.say(f"{attempt.title}: {_said(attempt, waiting.results[number])}")
@@ -152,21 +152,6 @@ def _run(runs: Runs, splits: Mapping[str, Split], recipe: FinetuneRecipe, folder
     with logged(lines, logging.WARNING):
         result = Attempt(runs=runs, recipe=recipe, splits=splits, folder=folder, title="").run(shown=False)
     return {"failed": result if isinstance(result, str) else None, "warnings": lines}
-
-
-def _wait_for(path: Path) -> None:
-    """Wait until a file that another node wrote is visible here.
-
-    Raises:
-        DataError: it does not appear.
-    """
-    end = time.monotonic() + SEEN
-    while not path.exists():
-        if time.monotonic() > end:
-            raise DataError(
-                f"{path}: was written by a task, but is not visible here; give an --out that all nodes share"
-            )
-        time.sleep(0.2)
 
 
 @contextlib.contextmanager
