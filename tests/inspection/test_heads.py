@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from encoderlab.batches.permutation import Targets
-from encoderlab.errors import ConfigError
+from encoderlab.errors import ConfigError, DataError
 from encoderlab.inspection.heads import attentions, check_heads, importance, least_important, losses, without_heads
 from encoderlab.inspection.language import batches_of, objective_of
 from encoderlab.inspection.pruning import OnText
@@ -211,7 +211,10 @@ def test_shared_biases_of_positions_become_those_of_the_layers() -> None:
     torch.testing.assert_close(same.encoder.eval()(ids).last, model.encoder(ids).last)
 
 
-@pytest.mark.parametrize("name", ["bert-tiny", "roberta-tiny", "deberta-v2-tiny", "albert-tiny", "distilbert-tiny"])
+PADDED = ["bert-tiny", "roberta-tiny", "deberta-v2-tiny", "albert-tiny", "distilbert-tiny", "xlnet-tiny"]
+
+
+@pytest.mark.parametrize("name", PADDED)
 def test_conversion_gives_heads_of_zeros(name: str, tmp_path: Path) -> None:
     """Hugging Face's classes have as many heads as fill the width; the results are the same."""
     model = build(name).eval()
@@ -224,6 +227,15 @@ def test_conversion_gives_heads_of_zeros(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(back.encoder(ids).last, smaller.encoder(ids).last, atol=1e-5, rtol=1e-5)
     smaller.save(tmp_path / "ours")
     assert load(tmp_path / "ours").config == smaller.config
+
+
+def test_xlnet_of_transformers_has_heads_that_share_the_width(tmp_path: Path) -> None:
+    """Others would be written as a folder that ``transformers`` refuses; Transformer-XL's heads have any width."""
+    wide = {name: Model(resized(small(name), head_width=5)) for name in ("xlnet-tiny", "transformer-xl-tiny")}
+    with pytest.raises(DataError, match="cannot have 4 of width 5"):
+        huggingface.save(wide["xlnet-tiny"].initialize(0), tmp_path / "no")
+    huggingface.save(wide["transformer-xl-tiny"].initialize(0), tmp_path / "yes")
+    assert load(tmp_path / "yes").config.encoder.key_width == 5
 
 
 def test_every_layer_loses_its_least_important_heads() -> None:

@@ -25,7 +25,7 @@ from encoderlab.interchange.files import SAFE, read_json, read_tensors, write_we
 from encoderlab.model import Model
 from encoderlab.models.base import ModelConfig
 from encoderlab.nn.heads import Classification
-from encoderlab.nn.positions import Absolute, RelativeShift
+from encoderlab.nn.positions import Absolute
 from encoderlab.nn.pruning import NO_HEAD, with_heads
 from encoderlab.nn.spanconv import SpanDynamic
 
@@ -190,7 +190,8 @@ def _all_heads(config: ModelConfig, weights: dict[str, Tensor]) -> tuple[ModelCo
     """
     encoder = config.encoder
     missing, rest = divmod(encoder.width - encoder.heads * encoder.key_width, encoder.key_width)
-    if isinstance(encoder.position, RelativeShift) or encoder.conv is not None or missing < 1 or rest:
+    free = configs.format_of(config).model_type == "transfo-xl"  # the number of its heads and their width
+    if free or encoder.conv is not None or missing < 1 or rest:
         return config, weights, 0
     kept = [[*range(encoder.heads), *[NO_HEAD] * missing]] * encoder.depth
     weights = with_heads(weights, kept, heads=encoder.heads, width=encoder.key_width)

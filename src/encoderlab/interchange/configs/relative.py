@@ -153,6 +153,11 @@ def write_xlnet(config: ModelConfig) -> dict[str, Any]:
     position = encoder.position
     if not isinstance(position, RelativeShift) or not position.segments or position.shared_biases:
         raise DataError("XLNet in transformers has relative segments and biases per layer, which this model lacks")
+    if encoder.heads * encoder.key_width != encoder.width:
+        raise DataError(
+            f"XLNet in transformers has heads that share the width {encoder.width}, and cannot have {encoder.heads} of "
+            f"width {encoder.key_width}"
+        )
     return {
         "vocab_size": encoder.vocab,
         "n_layer": encoder.layers,
