@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from encoderlab import load
+from encoderlab import build, load
 from encoderlab.cli import main
 from encoderlab.corpus.shards import Corpus
+from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.measure.evaluate_lm import LMProtocol, evaluate_lm
 from tests.corpus.corpora import build_topics
 
@@ -53,3 +55,27 @@ def test_what_cannot_be_measured_is_refused(place: Path, capsys: pytest.CaptureF
     assert main([*both, "--corpus", str(place / "corpus"), "--out", str(place / "bert")]) == 0
     assert main(["perplexity", str(place / "bert"), *corpus]) == 2
     assert "bert: sees later tokens; give a left-to-right model" in capsys.readouterr().err
+
+
+def test_every_model_is_checked_before_one_is_measured(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The messages name the model and the option."""
+    monkeypatch.setattr("encoderlab.measure.evaluate_lm.evaluate_lm", lambda *given: pytest.fail("measured"))
+    tokenizer = Tokenizer.load(Corpus(place / "corpus", "train").tokenizer_path)
+    short: dict[str, Any] = {"encoder.causal": True, "encoder.layers": 1, "encoder.position.length": 128}
+    build("bert-tiny", tokenizer=tokenizer, **short).save(tmp_path / "short")
+    build("bert-tiny", tokenizer=tokenizer, **short, lm=None).save(tmp_path / "bare")
+    for name, options, message in (
+        ("short", (), "short: --memory 640 needs relative positions, which it lacks; give --memory 0"),
+        ("short", ("--memory", 0, "--window", 200), "short: --window 200 is longer than its 128 positions"),
+        ("short", ("--memory", 0, "--context", "--positions", 3), "short: --context needs 1,000 positions"),
+        ("short", ("--memory", 0, "--clamp", 4), "short: --clamp 4 limits sinusoidal distances"),
+        ("short", ("--memory", 0, "--same-length"), "--memory is 0; leave --same-length out"),
+        ("bare", ("--memory", 0), "bare: has no LM head"),
+        ("run", (), "run: is given twice; name each model once"),
+    ):
+        both = [place / "run", (place if name == "run" else tmp_path) / name]
+        words = ["perplexity", *both, "--corpus", place / "corpus", "--split", "train", *options]
+        assert main(list(map(str, words))) == 2
+        assert message in capsys.readouterr().err

@@ -11,6 +11,7 @@ from encoderlab.errors import ConfigError
 
 if TYPE_CHECKING:
     from encoderlab.corpus.shards import Corpus
+    from encoderlab.model import Model
 
 LONGEST = 1000  # tokens of context that the effective one is sought among
 
@@ -72,6 +73,10 @@ def perplexity(
         raise ConfigError("no model to measure; give at least one model folder")
     if positions is not None and not context:
         raise ConfigError("--positions is for the effective context; give --context too")
+    if twice := next((path for path in models if models.count(path) > 1), None):
+        raise ConfigError(f"{twice}: is given twice; name each model once")
+    if same_length and not memory:
+        raise ConfigError("--same-length counts the states of the memory, and --memory is 0; leave --same-length out")
     text = Corpus(corpus, split)
     verify(corpus, split)
     device = usual_device()
@@ -79,8 +84,7 @@ def perplexity(
     tokenizer = Tokenizer.load(text.tokenizer_path)
     for name, model in loaded.items():
         same_ids(model, tokenizer, name)
-        if not model.config.encoder.causal:
-            raise ConfigError(f"{name}: sees later tokens; give a left-to-right model, such as transformer-xl-mini")
+        _check(name, model, window, memory, clamp, context)
     separator = not no_separator and tokenizer.special.eod is not None
     protocol = LMProtocol(
         window=window, memory=memory, same_length=same_length, clamp=clamp, streams=streams, separator=separator
@@ -108,6 +112,26 @@ def perplexity(
     ]
     terminal.table(f"{split} of {corpus}, {text.num_tokens:,} tokens", columns, rows)
     return {"split": split, "protocol": vars(protocol), "models": measured}
+
+
+def _check(name: str, model: Model, window: int, memory: int, clamp: int, context: bool) -> None:
+    """Refuse, before any model is measured, one that cannot be, or not in this way."""
+    from encoderlab.nn.positions import RelativeShift
+
+    encoder = model.config.encoder
+    longest = encoder.max_length
+    if not encoder.causal:
+        raise ConfigError(f"{name}: sees later tokens; give a left-to-right model, such as transformer-xl-mini")
+    if model.lm is None:
+        raise ConfigError(f"{name}: has no LM head, which predicts tokens; give a pretraining checkpoint")
+    if memory and not encoder.position.takes_memory:
+        raise ConfigError(f"{name}: --memory {memory} needs relative positions, which it lacks; give --memory 0")
+    if clamp and not isinstance(encoder.position, RelativeShift):
+        raise ConfigError(f"{name}: --clamp {clamp} limits sinusoidal distances, which it lacks; leave it out")
+    if longest is not None and window > longest:
+        raise ConfigError(f"{name}: --window {window} is longer than its {longest} positions; give at most {longest}")
+    if context and longest is not None and longest < LONGEST:
+        raise ConfigError(f"{name}: --context needs {LONGEST:,} positions, and it has {longest}; leave it out")
 
 
 def _places(text: Corpus, positions: int) -> list[int]:
