@@ -99,7 +99,7 @@ def test_a_corpus_of_sources_at_urls_has_the_same_bytes_over_a_failing_connectio
     assert made.sources[0].name == f"{s3.bucket}/texts/a.txt"
 
 
-def test_a_corpus_at_a_url_is_read_shard_by_shard_and_checked(s3, tmp_path):
+def test_a_corpus_at_a_url_is_read_shard_by_shard_and_checked(s3, tmp_path, caplog):
     corpus = tmp_path / "corpus"
     build_corpus(BuildSettings(sources=(str(_texts(tmp_path / "texts")),), tokenizer=TOKENIZER), corpus)
     url = f"{s3.bucket}/corpora/one"
@@ -112,6 +112,10 @@ def test_a_corpus_at_a_url_is_read_shard_by_shard_and_checked(s3, tmp_path):
     verify(url)
     s3.failing = 0.0
     shard = next(there.path.rglob("*.safetensors"))
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))  # in the cache: it is fetched again
+    verify(url)
+    assert shard.read_bytes() == whole and "has changed since it was fetched" in caplog.text
     shard.unlink()
     damaged = tmp_path / "damaged"
     damaged.write_bytes(b"x" * here.manifest.splits["train"].shards[0].size)
@@ -154,11 +158,13 @@ def test_a_damaged_file_of_the_cache_is_fetched_again(s3, caplog, name, how):
     places.write_bytes(f"{s3.bucket}/a.csv", b"text,label\n" * 9)
     path = cache.file(f"{s3.bucket}/a.csv")
     damaged = path.with_name(name)
+    killed = path.with_name(".a.csv.999999999.tmp")  # what a killed process left
+    killed.write_bytes(b"text")
     data = bytearray(damaged.read_bytes())
     data[9] ^= 1
     damaged.unlink() if how == "delete" else damaged.write_bytes(data if how == "flip" else data[:9])
     assert cache.file(f"{s3.bucket}/a.csv").read_bytes() == b"text,label\n" * 9
-    assert ("has changed since it was fetched" in caplog.text) == (how != "delete")
+    assert ("has changed since it was fetched" in caplog.text) == (how != "delete") and not killed.exists()
 
 
 def test_a_damaged_list_of_an_upload_is_named(s3, tmp_path, monkeypatch):
@@ -431,6 +437,66 @@ def test_an_upload_that_fails_does_not_hide_why_the_work_ended(s3, monkeypatch, 
     assert "no connection; what was made is kept in" in caplog.text and (folder / "a").exists()
 
 
+@pytest.mark.parametrize("name", ["run[1]", "run*", "run?", "a b", "ä#1", "x%20y", "-run"])
+def test_a_folder_of_any_name_is_restored_and_read(s3, tmp_path, monkeypatch, name):
+    url = f"{s3.bucket}/{name}"
+    places.write_bytes(f"{s3.bucket}/run1/other.txt", b"matches, if the name were a pattern")
+    with written_folder(url) as folder:
+        (folder / "sub").mkdir(parents=True)
+        (folder / "sub" / "a.txt").write_text("made")
+    monkeypatch.setenv("ENCODERLAB_HOME", str(tmp_path / "other"))
+    with written_folder(url) as folder:
+        assert _tree(folder) == {"sub/a.txt": b"made"}
+    assert (cache.local(url) / "sub" / "a.txt").read_text() == "made"
+    assert find_sources([f"{s3.bucket}/run[1]/*.txt"], Reading())[0].path.name == "other.txt"  # still a pattern
+
+
+def test_objects_that_mark_folders_are_no_files(s3):
+    """As the web pages of S3 make them."""
+    url = f"{s3.bucket}/runs/marked"
+    system, path = places.file_system(url)
+    bucket, _, key = path.partition("/")
+    for name in ("", "sub/"):
+        system.call_s3("put_object", Bucket=bucket, Key=f"{key}/{name}", Body=b"")
+    places.write_bytes(f"{url}/sub/a.txt", b"a")
+    assert places.find(url) == [f"{url}/sub/a.txt"]
+    assert (cache.local(url) / "sub" / "a.txt").read_text() == "a"
+    with written_folder(url) as folder:
+        assert _tree(folder) == {"sub/a.txt": b"a"}
+
+
+def test_no_name_leads_out_of_the_folder_on_disk(s3, tmp_path):
+    url, there = f"{s3.bucket}/runs/evil", tmp_path / "outside.txt"
+    system, path = places.file_system(url)
+    bucket, _, key = path.partition("/")
+    system.call_s3("put_object", Bucket=bucket, Key=f"{key}/{there}", Body=b"overwritten")  # two slashes in a row
+    for read in (cache.local, Mirror(mirror.working_place(url), url)._download):
+        with pytest.raises(DataError, match="two slashes in a row .*; rename it"):
+            read({} if read != cache.local else url)
+    assert not there.exists()
+
+
+def test_what_was_restored_is_not_sent_again_and_a_refused_command_sends_nothing(s3, tmp_path, monkeypatch):
+    url = f"{s3.bucket}/mine"
+    places.write_bytes(f"{url}/precious.txt", b"of somebody else")
+    for _ in range(2):  # the second time, nothing is fetched
+        with pytest.raises(ConfigError), written_folder(url) as folder:
+            assert _tree(folder) == {"precious.txt": b"of somebody else"}
+            raise ConfigError("is not empty")
+    assert places.find(url) == [f"{url}/precious.txt"]
+    for home in ("one", "two"):
+        monkeypatch.setenv("ENCODERLAB_HOME", str(tmp_path / home))
+        with written_folder(url) as folder:
+            (folder / f"{home}.txt").write_text(home)
+    names = {name.removeprefix(f"{url}/") for name in places.find(url)}
+    assert names == {"precious.txt", "one.txt", "two.txt", "mirror.json"}
+    monkeypatch.setenv("ENCODERLAB_HOME", str(tmp_path / "three"))
+    with written_folder(url) as folder:
+        assert len(_tree(folder)) == 3
+    sent = [request for request in s3.asked.elements() if request.startswith("PUT") and request.endswith(".txt")]
+    assert len(sent) == 3
+
+
 def test_a_file_appears_at_its_end_or_not_at_all(s3):
     url = f"{s3.bucket}/found.jsonl"
     with pytest.raises(RuntimeError), written_file(url) as path:
@@ -457,6 +523,28 @@ def test_verbs_take_urls_for_inputs_and_outputs(s3, tmp_path, capsys):
     assert "all hashes verified" in capsys.readouterr().out
     assert cli.main(["corpus", "inspect", f"{s3.bucket}/nothing"]) == 3
     assert "no such file or folder; check the URL" in capsys.readouterr().err
+
+
+def test_a_file_at_a_url_is_protected_as_one_on_disk_is(s3, tmp_path, capsys):
+    pairs = b'{"uid": "a", "sentence_good": "A dog barks.", "sentence_bad": "A dog bark."}\n'
+    given = f"{s3.bucket}/pairs.jsonl"
+    places.write_bytes(given, pairs)
+    places.write_bytes(f"{s3.bucket}/w.npy", b"of somebody else")
+    encode, score = ["encode", "small-en", "A text.", "--out"], ["minimal-pairs", "small-en", given, "--out"]
+    for command, name, said in (
+        (encode, "w.npy", "w.npy: exists and is not a file of vectors; give another --out"),
+        (encode, "vectors", "vectors: a file at a URL needs an ending; give a name that ends in .npy"),
+        (score, "pairs.jsonl", "pairs.jsonl: is the input; give another --out"),
+        (score, "scores", "scores: a file at a URL needs an ending; give a name that ends in .jsonl"),
+        (["convert", "small-en"], "model.txt", "its name is that of a file, and a folder was made, which is kept in"),
+    ):
+        assert cli.main([*command, f"{s3.bucket}/{name}"]) == 2
+        assert said in capsys.readouterr().err
+    assert cli.main([*score, f"{s3.bucket}/scores.ndjson"]) == 0
+    assert sorted(places.find(s3.bucket)) == [
+        f"{s3.bucket}/{name}" for name in ("pairs.jsonl", "scores.ndjson", "w.npy")
+    ]
+    assert places.read_bytes(given) == pairs and places.read_bytes(f"{s3.bucket}/w.npy") == b"of somebody else"
 
 
 def test_file_urls_are_paths_and_unknown_protocols_are_refused(tmp_path, monkeypatch, capsys):

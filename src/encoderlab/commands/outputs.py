@@ -9,9 +9,12 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Literal
 
+from encoderlab.commands import terminal
 from encoderlab.errors import ConfigError
 from encoderlab.files import held_file
 from encoderlab.records.opening import COLUMNAR, COMPRESSED
+from encoderlab.storage.places import exists
+from encoderlab.storage.streams import open_file
 
 Kind = Literal["page", "vectors", "predictions", "pairs", "leaderboard"]
 _STARTS: dict[Kind, tuple[bytes, ...]] = {  # the first bytes of a verb's output
@@ -27,6 +30,7 @@ _FORMATS: dict[Kind, tuple[str, tuple[str, ...]]] = {  # of a verb's output, and
     "predictions": ("JSON lines", (".jsonl", ".ndjson", ".json", ".txt")),
     "pairs": ("JSON lines", (".jsonl", ".ndjson", ".json", ".txt")),
 }
+FILES = (*(ending for _, endings in _FORMATS.values() for ending in endings), ".csv", ".tsv")  # at URLs
 _OTHERS = (".csv", ".tsv", ".xlsx", ".npz", ".pt", ".safetensors", *COLUMNAR, *COMPRESSED)
 # Files of our folders that are empty, or start as a verb's output does.
 _PARTS = ("predictions-*.jsonl", "counts.npy", "report.html", "submission*/*", "run.log", ".lock")
@@ -67,13 +71,14 @@ def check_output(out: Path, kind: Kind, *inputs: Path, own: Path | None = None, 
     if out.is_symlink():  # a file is written aside and renamed, which would replace the link
         raise ConfigError(f"{option} {out}: is a link to {os.readlink(out)}; name the file itself")
     _check_name(out, kind, option)
-    if not out.exists():
+    url = terminal.url_of_copy(out)
+    if url is None and not out.exists() or url is not None and not exists(url):
         return
-    if not out.is_file():
+    if url is None and not out.is_file():
         raise ConfigError(f"{option} {out}: is not a regular file; name one")
     if out != own and (folder := _part_of(out)) is not None:
         raise ConfigError(f"{out}: is a part of {folder}; give another {option}")
-    with out.open("rb") as file:
+    with open_file(url or out, stop=16) as file:
         start = file.read(16)
     if start and not start.lower().startswith(tuple(first.lower() for first in _STARTS[kind])):
         raise ConfigError(f"{out}: exists and is not a file of {kind}; give another {option}, or delete it first")
@@ -84,6 +89,8 @@ def _check_name(out: Path, kind: Kind, option: str) -> None:
     if kind not in _FORMATS:
         return
     form, endings = _FORMATS[kind]
+    if terminal.url_of_copy(out) is not None and out.suffix.lower() not in FILES:
+        raise ConfigError(f"{option} {out}: a file at a URL needs an ending; give a name that ends in {endings[0]}")
     known = {*_OTHERS, *(ending for _, own in _FORMATS.values() for ending in own)}
     if out.suffix.lower() in known.difference(endings):
         raise ConfigError(f"{option} {out}: the output is {form}; give a name that ends in {endings[0]}")

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from encoderlab.commands import terminal
+from encoderlab.commands.outputs import FILES
 from encoderlab.errors import ConfigError, EncoderlabError
 from encoderlab.storage.cache import local
 from encoderlab.storage.mirror import written_file, written_folder
 from encoderlab.storage.places import url_of
 
 OUTPUTS = ("out", "submission")  # the parameters that name outputs
-FILES = (".jsonl", ".json", ".npy", ".html", ".csv", ".tsv", ".txt")  # suffixes of outputs that are files
 
 
 def call(verb: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
@@ -25,16 +25,17 @@ def call(verb: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
     In what the verb returns, prints or raises, paths in a local copy of an output are URLs again.
 
     Raises:
-        ConfigError: an output at a URL under torchrun, whose processes would all mirror it.
+        ConfigError: an output at a URL under torchrun, whose processes would all mirror it; or a file that is an input.
         DataError: an input that cannot be fetched, or an output that cannot be written.
     """
     from encoderlab.execution.workers import rank_and_size
 
     with contextlib.ExitStack() as stack:
+        inputs, files = set[str](), dict[str, str]()
 
         def place(name: str, value: Any) -> Any:
-            if isinstance(value, list):
-                return [place(name, item) for item in value]
+            if isinstance(value, (list, tuple)):  # an option that is repeated, or arguments without a name
+                return type(value)(place(name, item) for item in value)
             if dataclasses.is_dataclass(value) and not isinstance(value, type):
                 fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
                 changed = {key: place(key, item) for key, item in fields.items()}
@@ -43,16 +44,22 @@ def call(verb: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
             if not isinstance(value, Path) or (url := url_of(value)) is None:
                 return _on_disk(name, value) if isinstance(value, Path) else value
             if name not in OUTPUTS:
+                inputs.add(url)
                 return local(url)
             if rank_and_size()[1] > 1:
                 raise ConfigError(f"--{name} {url}: several processes write to a folder on disk; give one")
-            open_output = written_file if Path(url).suffix.lower() in FILES else written_folder
-            made = stack.enter_context(open_output(url))
+            if Path(url).suffix.lower() in FILES:
+                files[url] = name
+                made = stack.enter_context(written_file(url))
+            else:
+                made = stack.enter_context(written_folder(url))
             stack.enter_context(terminal.naming(str(made), url))
             return made
 
         for name, value in bound.arguments.items():
             bound.arguments[name] = place(name, value)
+        for url in inputs & files.keys():
+            raise ConfigError(f"{url}: is the input; give another --{files[url]}")
         try:
             return _with_urls(verb(*bound.args, **bound.kwargs))
         except EncoderlabError as error:

@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich import box
 from rich.console import Console
@@ -62,6 +63,11 @@ def named(text: str) -> str:
     for path, url in _names.items():
         text = text.replace(path, url)
     return text
+
+
+def url_of_copy(path: Path) -> str | None:
+    """The URL of an output of :func:`naming`; None for other paths."""
+    return _names.get(str(path))
 
 
 def _plain(text: str) -> str:

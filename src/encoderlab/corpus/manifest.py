@@ -198,6 +198,9 @@ def _verify_file(folder: Path, record: FileRecord) -> None:
         supply(folder, record.file, record.size, record.sha256)
     try:
         actual = sha256(path)
+        if actual != record.sha256 and isinstance(record, ShardRecord):
+            supply(folder, record.file, record.size, record.sha256, damaged=True)
+            actual = sha256(path)
     except FileNotFoundError:
         raise DataError(f"{path}: is missing; restore it, or delete {folder} and build the corpus again") from None
     except OSError as error:

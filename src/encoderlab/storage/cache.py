@@ -14,6 +14,7 @@ limit (``ENCODERLAB_CACHE_GB``, 50 by default) the least recently used files are
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import logging
 import os
@@ -22,7 +23,7 @@ import time
 from pathlib import Path
 
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.files import CACHE_GB, fcntl, made_cache_folder, replace_file, write_bytes
+from encoderlab.files import CACHE_GB, fcntl, made_cache_folder, remove_leftovers, replace_file, write_bytes
 from encoderlab.files import sha256 as sha256_of
 from encoderlab.storage import places
 from encoderlab.storage.mirror import INDEX, WRITER
@@ -67,14 +68,14 @@ def file(url: str) -> Path:
     return path
 
 
-def supply(folder: Path, name: str, size: int, sha256: str) -> None:
-    """Fetch a file of a cached corpus that is not there; for any other folder this does nothing.
+def supply(folder: Path, name: str, size: int, sha256: str, *, damaged: bool = False) -> None:
+    """Fetch a file of a cached corpus that is not there, or is ``damaged``; for any other folder this does nothing.
 
     Raises:
         DataError: it cannot be read, or its hash differs from the manifest's.
     """
     path = folder / name
-    if path.exists():
+    if path.exists() and not damaged:
         if (folder / URL_FILE).exists():
             os.utime(path)
         return
@@ -124,6 +125,7 @@ def _supply(path: Path, url: str, size: int | None, sha256: str | None) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX)
         if _is_whole(path):
             return
+        remove_leftovers(path.parent.glob(f".{glob.escape(path.name)}.*.tmp"))
         if path.exists() and _hash_file(path).exists():
             log.warning("%s: has changed since it was fetched; %s is fetched again", path, url)
         digest, count = hashlib.sha256(), 0

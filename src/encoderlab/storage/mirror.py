@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from encoderlab.errors import ConfigError, DataError, EncoderlabError
-from encoderlab.files import held_file, is_running, made_cache_folder, read_json, write_json
+from encoderlab.files import held_file, is_running, made_cache_folder, read_json, replace_file, write_json
 from encoderlab.sealed import Seal
 from encoderlab.storage import places
 from encoderlab.storage.streams import open_file
@@ -62,6 +62,11 @@ def written_file(url: str) -> Iterator[Path]:
     with held_file(path.with_name(f"{path.name}.upload"), called=url):
         places.exists(url)  # no access, no bucket: an error before any work
         yield path
+        if path.is_dir():
+            raise ConfigError(
+                f"{url}: its name is that of a file, and a folder was made, which is kept in {path}; give a name "
+                f"without {path.suffix}"
+            )
         if path.exists():
             places.upload(path, url)
             path.unlink()
@@ -98,6 +103,7 @@ class Mirror:
         self._id = uuid.uuid4().hex
         self._signed = 0.0  # when the marker was written
         self._sent: dict[str, Entry] = {}  # what is at the URL
+        self._restored: dict[str, Entry] | None = None  # the local folder as it was fetched, until something changes
         self._indexed: dict[str, Entry] = {}  # what the list at the URL says
         self._pushes: list[str | None] = []  # of which one wrote that list: the last whole upload, and later attempts
 
@@ -152,15 +158,20 @@ class Mirror:
         Raises:
             DataError: it cannot be read.
         """
-        pushes = read_json(self._state_file).get("pushes", []) if self._state_file.exists() else []
+        state = read_json(self._state_file) if self._state_file.exists() else {}
         index = self._read_index()
         files = {name: (entry["size"], entry["time"]) for name, entry in index["files"].items()}
         self._indexed = files | index["links"]
-        self._sent = dict(self._indexed)
         self._pushes = [index["push"]]
-        if index["push"] not in pushes:  # both are None if no upload was ever complete
+        if index["push"] in state.get("pushes", []):  # both are None if no upload was ever complete
+            restored = state.get("restored", {})
+            self._restored = {name: tuple(one) if isinstance(one, list) else one for name, one in restored.items()}
+        else:
             self._download(index["links"])
-            write_json(self._state_file, {"pushes": self._pushes})  # last: without it, local files are not trusted
+            self._restored = self._listing()
+            # Last: without it, local files are not trusted.
+            write_json(self._state_file, {"pushes": self._pushes, "restored": self._restored})
+        self._sent = self._indexed | self._restored
 
     def _download(self, links: Mapping[str, str]) -> None:
         """Replace the local folder by the remote one."""
@@ -174,7 +185,7 @@ class Mirror:
                 continue  # its upload was interrupted
             path = self.folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            with open_file(places.join(self.url, name)) as source, open(path, "wb") as copy:
+            with open_file(places.join(self.url, name)) as source, replace_file(path) as copy:
                 shutil.copyfileobj(source, copy, 1 << 20)
             self._stay()
         for name, target in links.items():
@@ -233,6 +244,9 @@ class Mirror:
         local = self._listing()
         gone = self._sent.keys() - local.keys()
         self._stay()
+        if local == self._restored:
+            return  # as after a command that was refused, perhaps because of files of something else
+        self._restored = None
         if local == self._indexed and not gone:
             return
         self._refuse_other()

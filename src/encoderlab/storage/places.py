@@ -206,14 +206,19 @@ def _info(entry: dict[str, Any]) -> Info:
 
 
 def is_folder(url: str) -> bool:
-    """Whether there is a folder at the URL.
+    """Whether there is a folder at the URL; no folder is a pattern of files, or the web.
 
     Raises:
         DataError: there is nothing.
     """
-    if url.partition("://")[0] in ("http", "https") or glob.has_magic(url):
+    if url.partition("://")[0] in ("http", "https"):
         return False
-    return look(url)["type"] == "directory"
+    try:
+        return look(url)["type"] == "directory"
+    except Absent:
+        if glob.has_magic(url):
+            return False
+        raise
 
 
 def exists(url: str) -> bool:
@@ -230,14 +235,15 @@ def exists(url: str) -> bool:
 
 
 def find(url: str) -> list[str]:
-    """The URLs of the files below a folder, or those that match a pattern, by name; hidden ones are left out.
+    """The URLs of the files below a folder, or those that match a pattern, by name; hidden ones are left out. A folder
+    that is called like a pattern, such as ``run[1]``, is that folder.
 
     Raises:
-        DataError: no such folder, or it cannot be read.
+        DataError: no such folder, it cannot be read, or a file has a name that no file on disk can have.
     """
     system, path = file_system(url)
     protocol = url.partition("://")[0]
-    if glob.has_magic(path):
+    if glob.has_magic(path) and not is_folder(url):
         entries = attempt(url, lambda: system.glob(path, detail=True))
     else:
         entries = attempt(url, lambda: system.find(path, detail=True))
@@ -245,8 +251,12 @@ def find(url: str) -> list[str]:
     places = []
     for name, entry in entries.items():
         inside = name.removeprefix(start) if name.startswith(start) else name.rpartition("/")[2]
+        if name.endswith("/"):
+            continue  # marks a folder, as the web pages of stores make them
         if entry["type"] == "file" and not any(part.startswith(".") for part in inside.split("/")):
             place = f"{protocol}://{name.lstrip('/')}" if "://" not in name else name
+            if "" in inside.split("/"):  # on disk, run//x would be /x
+                raise DataError(f"{place}: two slashes in a row cannot be in the name of a file on disk; rename it")
             _KNOWN[place] = _info(entry)
             places.append(place)
     return sorted(places)
