@@ -230,6 +230,23 @@ def test_a_file_with_another_checksum_is_deleted(hub: Hub, name: str) -> None:
     assert same_weights(load(NAME), load("made"))
 
 
+@pytest.mark.parametrize("offline", [False, True])
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_file_that_has_changed_in_the_cache_is_refused(
+    hub: Hub, monkeypatch, unrecorded: None, name, offline
+) -> None:
+    path = places.resolve(NAME) / name
+    data = bytearray(path.read_bytes())
+    data[-9] ^= 1
+    path.resolve().write_bytes(data)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+    with pytest.raises(DataError, match=f"{name}: has changed since it was fetched .*; delete {path.resolve()} to"):
+        load(NAME)
+    path.resolve().unlink()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    assert same_weights(load(NAME), load("made"))
+
+
 def test_without_network_the_cache_is_read_and_a_line_says_so(hub: Hub, monkeypatch, caplog) -> None:
     hub.status = 503
     refused(DataError, "could not be fetched from the Hub (")

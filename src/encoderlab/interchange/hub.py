@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from encoderlab.errors import ConfigError, DataError, EncoderlabError
+from encoderlab.interchange.checksums import FREE
 
 log = logging.getLogger(__name__)
 
@@ -102,8 +103,15 @@ def _fetched(repo: str, file: str, revision: str | None, commit: str | None, abo
             path = Path(hf_hub_download(repo, file, revision=commit))
     except Exception as error:
         raise _explained(error, name, repo, file) from None
-    if known is None:
-        _check(path, about, name)
+    kind, expected = ("SHA-1", about.blob_id) if about.lfs is None else ("SHA-256", about.lfs["sha256"])
+    if known is not None:
+        _check(path, kind, expected)
+    elif expected not in (None, _digest(path, kind)):
+        path.resolve().unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+        raise DataError(
+            f"{name}: {file} arrived damaged (its {kind} is not the Hub's) and was deleted; run again to fetch it"
+        )
     return path
 
 
@@ -146,37 +154,47 @@ def _in_cache(repo: str, file: str, revision: str | None) -> Path | None:
 
 
 def _cached(repo: str, revision: str | None) -> Path | None:
-    """The cache's folder of a model, if all its weights are there."""
+    """The cache's folder of a model, if all its weights are there.
+
+    Raises:
+        DataError: a file in it is damaged.
+    """
     path = _in_cache(repo, CONFIG, revision)
     if path is None:
         return None
     folder = path.parent
-    if (folder / WHOLE).exists():
-        return folder
-    shards = _shards(folder / INDEX)
-    return folder if shards and all((folder / shard).exists() for shard in shards) else None
+    weights = [WHOLE] if (folder / WHOLE).exists() else _shards(folder / INDEX)
+    if not weights or not all((folder / file).exists() for file in weights):
+        return None
+    for file in (*TEXTS, INDEX, *weights):
+        blob = (folder / file).resolve()
+        kind = {64: "SHA-256", 40: "SHA-1"}.get(len(blob.name))
+        if blob.is_file() and blob.parent.name == "blobs" and kind:  # called by its checksum, where there are links
+            _check(folder / file, kind, blob.name)
+    return folder
 
 
-def _check(path: Path, about: Any, name: str) -> None:
-    """Compare a fetched file with the Hub's record: SHA-256 of large files, git's SHA-1 of others.
+def _check(path: Path, kind: str, expected: str | None) -> None:
+    """Compare a file that was in the cache already with its checksum; somebody may have changed it on purpose,
+    as cards are.
 
     Raises:
-        DataError: it differs; the file is deleted.
+        DataError: it differs.
     """
-    with path.open("rb") as file:
-        if about.lfs is not None:
-            kind, expected, actual = "SHA-256", about.lfs["sha256"], hashlib.file_digest(file, "sha256").hexdigest()
-        else:
-            content = file.read()
-            kind, expected = "SHA-1", about.blob_id
-            actual = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
-    if expected is not None and actual != expected:
-        path.resolve().unlink(missing_ok=True)
-        path.unlink(missing_ok=True)
+    if path.name not in FREE and expected not in (None, _digest(path, kind)):
         raise DataError(
-            f"{name}: {about.rfilename} arrived damaged (its {kind} is not the Hub's) and was deleted; run again to "
-            "fetch it"
+            f"{path}: has changed since it was fetched (its {kind} is not the Hub's); delete {path.resolve()} to fetch "
+            "it again"
         )
+
+
+def _digest(path: Path, kind: str) -> str:
+    """The SHA-256 of a file, or the SHA-1 by which git names it."""
+    with path.open("rb") as file:
+        if kind == "SHA-256":
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        content = file.read()
+        return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
 def push(folder: Path, repo: str, *, private: bool) -> str:
