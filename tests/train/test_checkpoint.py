@@ -83,8 +83,8 @@ def test_every_kind_of_damage_is_named_and_the_one_before_is_found(tmp_path: Pat
     assert str(newer) in damaged[0][1] and "bytes have changed" in damaged[0][1]
     assert str(older) in damaged[1][1] and "truncated" in damaged[1][1]
     newer.unlink()
-    with pytest.raises(DataError, match=f"{file}: missing"):
-        checkpoint.verify(newer.parent)
+    with pytest.raises(DataError, match=f"{file}: missing from the checkpoint; restore it$"):
+        checkpoint.verify(newer.parent, "restore it")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"files": 3}', '{"files": {"state.json": 5}}'])

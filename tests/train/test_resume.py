@@ -16,7 +16,7 @@ import torch
 from encoderlab.batches.batch import Batch
 from encoderlab.errors import DataError, Stopped
 from encoderlab.train import checkpoint
-from encoderlab.train.recipe import Budget, Checkpoints, Phase
+from encoderlab.train.recipe import Budget, Checkpoints, Evaluation, Phase
 from tests.train.toy import RECIPE, Rows, assert_same_run, metrics, run, start, tensors, toy_data, validation
 
 
@@ -141,6 +141,25 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
     assert str(weights) in said and "continuing from step-000015" in said
     assert (tmp_path / "checkpoints" / "damaged-step-000017").is_dir()
     assert_same_run(tmp_path, whole_run, 24)
+
+
+def test_damaged_best_weights_are_refused_and_missing_ones_chosen_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = replace(RECIPE, evaluation=Evaluation(every=5, best="loss"))
+    with pytest.raises(Stopped):
+        run(tmp_path, made, session=Budget(amount=11))
+    best = tmp_path / "checkpoints" / "best"
+    data = bytearray((best / "weights.safetensors").read_bytes())
+    data[-100] ^= 1
+    (best / "weights.safetensors").write_bytes(data)
+    with pytest.raises(DataError, match="best/weights.safetensors: its bytes have changed .*; restore it, or delete"):
+        run(tmp_path, made)
+    shutil.rmtree(best)
+    capsys.readouterr()
+    outcome = run(tmp_path, made)
+    assert "best: is missing; the best weights are chosen from step 11 on" in capsys.readouterr().err
+    assert outcome.best is not None and json.loads((outcome.best / "state.json").read_text())["step"] > 11
 
 
 def test_killed_between_a_checkpoint_and_its_link(tmp_path: Path) -> None:

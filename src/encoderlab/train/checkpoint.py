@@ -276,27 +276,34 @@ def put_aside(folder: Path) -> None:
     folder.rename(next(aside for name in names if not (aside := folder.with_name(name)).exists()))
 
 
-def verify(folder: Path) -> None:
-    """Compare all files with the manifest.
+def verify(folder: Path, remedy: str = "") -> None:
+    """Compare all files with the manifest; an error ends with ``remedy``.
 
     Raises:
         DataError: a file is missing, truncated or changed, or a file with tensors does not belong there.
     """
+    if (problem := _problem(folder)) is not None:
+        raise DataError(f"{problem}; {remedy}" if remedy else problem)
+
+
+def _problem(folder: Path) -> str | None:
+    """The first difference between the files of a checkpoint and its manifest; None if it is whole."""
     try:
         files = json.loads((folder / MANIFEST).read_bytes())["files"]
         expected = {file: (int(entry["bytes"]), str(entry["sha256"])) for file, entry in files.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise DataError(f"{folder / MANIFEST}: missing or damaged, so the checkpoint cannot be trusted") from None
+        return f"{folder / MANIFEST}: missing or damaged, so the checkpoint cannot be trusted"
     if strangers := sorted(path for path in folder.glob("*.safetensors") if path.name not in expected):
-        raise DataError(f"{strangers[0]}: is not part of the checkpoint; move it elsewhere")
+        return f"{strangers[0]}: is not part of the checkpoint; move it elsewhere"
     for file, (size, digest) in expected.items():
         path = folder / file
         if not path.is_file():
-            raise DataError(f"{path}: missing from the checkpoint")
+            return f"{path}: missing from the checkpoint"
         if path.stat().st_size != size:
-            raise DataError(f"{path}: has {path.stat().st_size} bytes instead of {size} (truncated?)")
+            return f"{path}: has {path.stat().st_size} bytes instead of {size} (truncated?)"
         if sha256(path) != digest:
-            raise DataError(f"{path}: its bytes have changed since it was written (SHA-256 differs)")
+            return f"{path}: its bytes have changed since it was written (SHA-256 differs)"
+    return None
 
 
 def load_weights(module: nn.Module, folder: Path) -> None:

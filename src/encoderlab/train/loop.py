@@ -445,6 +445,25 @@ class _Run:
                 "set it to null, or build the corpus with a larger validation share"
             )
 
+    def _check_kept_best(self) -> None:
+        """Verify the best weights of earlier sessions; where they are missing, the choice begins anew.
+
+        Raises:
+            DataError: they are damaged.
+        """
+        if self.recipe.evaluation.best is None or self.place.best is None:
+            return
+        best = self.checkpoints / "best"
+
+        def missing() -> bool:
+            if best.exists():
+                checkpoint.verify(best, f"restore it, or delete {best} to choose the best weights from here on")
+            return not best.exists()
+
+        if self.world.agree(missing):
+            self.journal.warn(f"{best}: is missing; the best weights are chosen from step {self.place.step} on")
+            self.place.best, self.place.stale = None, 0
+
     def _keep_best(self, line: Mapping[str, Any]) -> None:
         """Save the weights if their line of validation metrics is the best so far."""
         evaluation = self.recipe.evaluation
@@ -517,6 +536,7 @@ class _Run:
             self.validation = state["validation"]
             written = state["metrics_bytes"], state["metrics_sha256"]
             if not self._is_done():
+                self._check_kept_best()
                 self.journal.note(f"resuming from {saved}")
         self.journal.resume(self.place.step, *written)
 

@@ -169,7 +169,7 @@ def unread_models_at(folder: Path) -> tuple[dict[str, Model], Callable[[Tensor],
 
 def _recipe_of(folder: Path) -> Recipe:
     """The recipe of a checkpoint, after verifying all its bytes."""
-    checkpoint.verify(folder)
+    checkpoint.verify(folder, "restore it, or give another checkpoint")
     kept = read_file(folder / checkpoint.RECIPE)
     if "objective" not in kept:
         raise DataError(f"{folder}: not a checkpoint of pretraining; to finish its run, repeat the run's command")

@@ -201,6 +201,28 @@ def test_an_interrupted_run_ends_with_the_same_score(tmp_path):
     assert all(torch.equal(a[key], b[key]) for key in a)
 
 
+def test_best_weights_that_are_damaged_become_no_model(tmp_path, monkeypatch):
+    task, splits = data("single", train=32, dev=8)
+    recipe = replace(RECIPE, epochs=1)
+
+    def killed(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("encoderlab.tasks.runs.finetune.FineTuning.evaluate", killed)
+        with pytest.raises(KeyboardInterrupt):
+            finetune(model(), task, splits, recipe, tmp_path)
+    weights = tmp_path / "checkpoints" / "best" / "weights.safetensors"
+    changed = bytearray(weights.read_bytes())
+    changed[-100] ^= 1
+    weights.write_bytes(changed)
+    with pytest.raises(
+        DataError, match="its bytes have changed .*; restore it, or delete .*checkpoints to train again"
+    ):
+        finetune(model(), task, splits, recipe, tmp_path)
+    assert not (tmp_path / "model").exists()
+
+
 def test_a_run_killed_while_it_deletes_its_checkpoints_is_finished(tmp_path, monkeypatch):
     task, splits = data("single", train=32, dev=8)
     recipe = replace(RECIPE, epochs=1)

@@ -362,6 +362,7 @@ class FineTuning:
         data = self.data(objective, recipe, items)
         outcome = train(objective, recipe, data, self.out, session=session, title=self.title)
         if outcome.best is not None:
+            checkpoint.verify(outcome.best, f"restore it, or delete {outcome.best.parent} to train again")
             checkpoint.load_weights(objective, outcome.best)
         if isinstance(network, Model):
             form.finish(network)  # first, so that predictions are those of the saved model
