@@ -93,7 +93,19 @@ def test_a_run_from_before_a_field_resumes(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "recipe.json").read_text()) == json.loads(json.dumps(to_dict(now)))
 
 
-@pytest.mark.parametrize("text", ["{}", '{"sessions": 3}', '{"sessions": [{}]}', '{"sessions": [{"data": 3}]}'])
+def test_a_trained_run_whose_data_are_not_recorded_is_refused(tmp_path: Path) -> None:
+    """Else it would go on with a corpus that was replaced."""
+    for _ in range(2):  # the second time as after a kill at the start
+        RunFolder(tmp_path, {"seed": 1}, {"corpus": "one"}).close()
+        (tmp_path / "provenance.json").unlink()
+    (tmp_path / "checkpoints" / "step-000001").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="provenance.json: is missing; restore the file"):
+        RunFolder(tmp_path, {"seed": 1}, {"corpus": "two"})
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", '{"sessions": 3}', '{"sessions": []}', '{"sessions": [{}]}', '{"sessions": [{"data": 3}]}']
+)
 def test_provenance_without_data_is_named(text: str, tmp_path: Path) -> None:
     RunFolder(tmp_path, {"seed": 1}, {}).close()
     (tmp_path / "provenance.json").write_text(text)

@@ -69,13 +69,12 @@ class RunFolder:
         if known.exists():
             before = read(known)
             differences = compare(as_now(before, type(recipe)), to_dict(recipe))
-            if provenance.exists():
+            if provenance.exists() or trained(self.path):  # without it, no data could be compared
                 try:
                     sessions = list(read(provenance)["sessions"])
                     # Older runs did not record the hash of pairs.
-                    used = {"pairs": data.get("pairs"), **sessions[0]["data"]} if sessions else data
-                    differences += compare(used, data, "data ")
-                except (KeyError, TypeError, AttributeError):
+                    differences += compare({"pairs": data.get("pairs"), **sessions[0]["data"]}, data, "data ")
+                except (LookupError, TypeError, AttributeError):
                     raise ConfigError(
                         f"{provenance}: names no data; restore the file, or choose another output folder"
                     ) from None
@@ -235,6 +234,8 @@ def read(path: Path) -> dict[str, Any]:
     """A JSON object of a run folder."""
     try:
         return dict(json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: is missing; restore the file, or choose another output folder") from None
     except (ValueError, TypeError, RecursionError):
         raise ConfigError(f"{path}: not a JSON object; restore the file, or choose another output folder") from None
 
