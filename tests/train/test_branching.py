@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,12 @@ from typing import Any
 import pytest
 
 from encoderlab.batches.corrupt import Masking
+from encoderlab.config import from_dict
 from encoderlab.errors import ConfigError, DataError, Stopped
 from encoderlab.objectives.mlm import MLMSettings
+from encoderlab.train import checkpoint
+from encoderlab.train.branching import branch
+from encoderlab.train.folder import read
 from encoderlab.train.pretraining import pretrain
 from encoderlab.train.recipe import Budget, Checkpoints, Phase, Ramp, Recipe, WeightAverage
 from encoderlab.train.schedule import Cosine, WarmupStableDecay
@@ -68,6 +73,22 @@ def test_a_longer_budget_in_two_sessions(corpus: Path, long: Path, tmp_path: Pat
         pretrain(made, corpus, out, branch_from=long / "step-000010", session=Budget(amount=3))
     pretrain(made, corpus, out)
     assert_same_run(out, tmp_path / "whole", 20)
+
+
+@pytest.mark.parametrize("where", ["write", "point"])
+def test_killed_while_branching(where: str, long: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same command makes the branch again."""
+    out, source = tmp_path / "branch", long / "step-000006"
+    made = replace(from_dict(Recipe, read(source / "recipe.json")), budget=Budget(amount=8))
+    child = os.fork()
+    if not child:
+        monkeypatch.setattr(checkpoint, where, lambda *args: os._exit(9))
+        branch(source, out, made)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    branch(source, out, made)
+    assert (out / "checkpoints" / "latest").resolve().name == "step-000006"
+    assert [path.name for path in tmp_path.iterdir()] == ["branch"]
 
 
 REFUSED: dict[str, tuple[Recipe, str, str]] = {

@@ -7,7 +7,9 @@ start.
 
 from __future__ import annotations
 
+import glob
 import logging
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import Any
 
 from encoderlab.config import from_dict, to_dict
 from encoderlab.errors import ConfigError
-from encoderlab.files import read_json, write_bytes, write_json
+from encoderlab.files import read_json, remove_leftovers, write_bytes, write_json
 from encoderlab.interchange.places import PROVENANCE
 from encoderlab.train import checkpoint
 from encoderlab.train.folder import METRICS, RECIPE, compare, read
@@ -44,7 +46,7 @@ def branch(source: Path, out: Path, recipe: Recipe) -> None:
         raise ConfigError(f"{source}: is not a checkpoint of a run; give one such as RUN/checkpoints/step-000500")
     if out.exists() and any(out.iterdir()):
         raise ConfigError(f"{out}: is not empty; give a new folder for the branch")
-    checkpoint.verify(source)
+    checkpoint.verify(source, "restore it, or give another checkpoint")
     state = read_json(source / checkpoint.STATE)
     if "place" not in state:
         raise ConfigError(f"{source}: has weights only; give a checkpoint such as RUN/checkpoints/step-000500")
@@ -59,16 +61,24 @@ def branch(source: Path, out: Path, recipe: Recipe) -> None:
         recipe=to_dict(recipe),
     )
     metrics, provenance = (run / METRICS).read_bytes()[: state["metrics_bytes"]], read(run / PROVENANCE)
-    folder = out / "checkpoints"
-    folder.mkdir(parents=True)
-    write_bytes(out / METRICS, metrics)
-    write_json(out / PROVENANCE, provenance)
-    write_json(out / RECIPE, to_dict(recipe))
-    checkpoint.write(folder / source.resolve().name, snapshot)
     best = source.resolve().parent / "best"
-    if best.is_dir() and read_json(best / checkpoint.STATE)["step"] <= state["place"]["step"]:
-        shutil.copytree(best, folder / "best")
-    checkpoint.point(folder / "latest", source.resolve().name)
+    out = out.resolve()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(out.parent.glob(f".{glob.escape(out.name)}.*.tmp"))
+    aside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        folder = aside / "checkpoints"
+        folder.mkdir(parents=True)
+        write_bytes(aside / METRICS, metrics)
+        write_json(aside / PROVENANCE, provenance)
+        write_json(aside / RECIPE, to_dict(recipe))
+        checkpoint.write(folder / source.resolve().name, snapshot)
+        if best.is_dir() and read_json(best / checkpoint.STATE)["step"] <= state["place"]["step"]:
+            shutil.copytree(best, folder / "best")
+        checkpoint.point(folder / "latest", source.resolve().name)
+        os.rename(aside, out)  # in one step: after a kill, the same command makes the branch again
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _check(before: Recipe, now: Recipe, place: dict[str, Any], source: Path) -> None:
