@@ -236,6 +236,13 @@ def test_the_importance_of_heads_stands_on_the_page(
     assert '"importance"' in (tmp_path / "seen" / "index.html").read_text()
 
 
+def test_the_importance_of_heads_follows_from_one_long_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model().save(tmp_path / "m")
+    (tmp_path / "text.txt").write_text("the cat sat on the mat and the dog runs under it . " * 40 + "\n")
+    found, _ = answer(capsys, "inspect", tmp_path / "m", tmp_path / "text.txt", "--out", tmp_path / "seen")
+    assert np.all(found["models"][0]["by_head"]["importance"])
+
+
 def test_the_average_is_left_out_of_short_texts() -> None:
     counted = Patterns(1, 1, 1)
     counted.add(seen(np.eye(2), [0, 1], "a b"))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from encoderlab.batches.streams import ContiguousStreams
 from encoderlab.config import override
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError
@@ -23,6 +24,7 @@ from encoderlab.models.base import resized
 from encoderlab.nn.heads import RTD
 from encoderlab.nn.spanconv import Light, SpanDynamic
 from encoderlab.objectives.base import Objective
+from encoderlab.objectives.causal import CausalSettings
 from encoderlab.objectives.distill import DistillSettings
 from encoderlab.objectives.mlm import MLMSettings
 from encoderlab.recipes import recipe
@@ -215,6 +217,14 @@ def test_segments_that_the_table_lacks_are_refused(family: str, changes: dict[st
         return
     with pytest.raises(ConfigError, match=message):
         fit(made, tiny.tokenizer(family))
+
+
+def test_segments_are_also_those_of_the_texts_that_are_encoded_later() -> None:
+    """Rows of streams have no special tokens, and so one segment."""
+    made = recipe("bert-tiny")
+    made = replace(made, format=ContiguousStreams(separator=False), objective=CausalSettings())
+    with pytest.raises(ConfigError, match="have 3 segments, and the model 2"):
+        fit(replace(made, model=resized(made.model, causal=True)), tiny.tokenizer("xlnet"))
 
 
 @pytest.mark.parametrize(

@@ -119,9 +119,6 @@ class ContiguousStreams(BaseFormat):
         """Number of tokens in the longest window."""
         return length + 15 * self.variable
 
-    def segments(self, kind: FramingKind) -> int:
-        return 1  # rows have no special tokens
-
     def shortest(self, length: int) -> int:
         """Number of tokens that a stream needs for one window."""
         return 2

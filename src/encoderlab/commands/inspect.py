@@ -158,7 +158,7 @@ def _look(
         patterns=counted,
         neighbours=near,
         attending=config.attention_heads,
-        importance=None if file is None else _importance(network, generator, file, len(read)),
+        importance=None if file is None else _importance(network, generator, file, max(len(read), 2)),
         probes=probes,
     )
 

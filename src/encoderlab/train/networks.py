@@ -95,7 +95,7 @@ def check_segments(recipe: Recipe, tokenizer: Tokenizer, **networks: ModelConfig
     for name, config in networks.items():
         if config is not None and 0 < config.encoder.types < needed:
             raise ConfigError(
-                f"rows ({recipe.format.kind}) with a tokenizer of kind {tokenizer.framing} have {needed} segments, "
+                f"texts ({recipe.format.kind}) with a tokenizer of kind {tokenizer.framing} have {needed} segments, "
                 f"and the {name} {config.encoder.types}; set encoder.types of the {name} to {needed}, or build the "
                 "corpus with another tokenizer"
             )

@@ -74,6 +74,9 @@ def test_a_pair_on_two_lines_in_either_order(tmp_path: Path) -> None:
             "a.tsv:152: number of columns 1, expected 2 .* a tab ",
         ),
         ("a.txt", "a\n\nb\n", "a.txt:2: is empty, expected the second sentence"),
+        ("a.txt", "sentence_good\tsentence_bad\na\tb\nc\td\n", "a.txt:1: is a row of a table .* call the file .tsv"),
+        ("a.txt", "sentence_good,sentence_bad\na,b\n", "a.txt:1: is a row of a table"),
+        ("a.txt", "a\nb\nc\td\ne\tf\n", "a.txt:3: is a row of a table"),
         ("a.txt", "a\nb\nc\n", "a.txt:3: the second sentence of the last pair is missing"),
     ],
 )

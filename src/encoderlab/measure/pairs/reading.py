@@ -60,13 +60,13 @@ def read(path: Path, *, bad_first: bool = False) -> Iterator[Pair]:
     """The pairs of one file, as a stream.
 
     Records have ``sentence_good`` and ``sentence_bad`` (or ``good`` and ``bad``), and may have a paradigm (``UID``) and
-    a phenomenon (``phenomenon``, ``linguistics_term``). Other text has a sentence per line, the acceptable one of each
-    pair first (``bad_first``: second), and may have empty lines between pairs. The paradigm of a pair without one is
-    the name of its file.
+    a phenomenon (``phenomenon``, ``linguistics_term``). Other text has a sentence per line, without tabs, the
+    acceptable one of each pair first (``bad_first``: second), and may have empty lines between pairs. The paradigm of
+    a pair without one is the name of its file.
 
     Raises:
-        DataError: a field is missing, a sentence is empty or not text, a pair is not complete, or a row of a table has
-            more or fewer columns than the header; with file and line.
+        DataError: a field is missing, a sentence is empty or not text, a pair is not complete, a row of a table has
+            more or fewer columns than the header, or is in a text; with file and line.
     """
     kind = suffix(path)
     name = path.name.removesuffix(path.suffix) if path.suffix.lower() in COMPRESSED else path.name
@@ -117,6 +117,11 @@ def _on_two_lines(path: Path) -> Iterator[tuple[str, str, str]]:
     first: str | None = None
     row = 0
     for row, line in lines(path):
+        if "\t" in line.strip() or SENTENCES[0][0] in line:
+            raise DataError(
+                f"{path}:{row}: is a row of a table ({line.strip()!r:.60}), expected a sentence; call the file .tsv or "
+                ".csv, with the columns sentence_good and sentence_bad, or write one sentence per line"
+            )
         if first is None:
             first = line if line.strip() else None
         elif line.strip():
