@@ -12,6 +12,7 @@ from typing import Any
 from encoderlab.commands import terminal
 from encoderlab.commands.outputs import FILES
 from encoderlab.errors import ConfigError, EncoderlabError
+from encoderlab.execution.workers import rank_and_size
 from encoderlab.storage.cache import local
 from encoderlab.storage.mirror import written_file, written_folder
 from encoderlab.storage.places import url_of
@@ -28,7 +29,6 @@ def call(verb: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
         ConfigError: an output at a URL under torchrun, whose processes would all mirror it; or a file that is an input.
         DataError: an input that cannot be fetched, or an output that cannot be written.
     """
-    from encoderlab.execution.workers import rank_and_size
 
     with contextlib.ExitStack() as stack:
         inputs, files = set[str](), dict[str, str]()

@@ -39,7 +39,7 @@ def rank_and_size() -> tuple[int, int]:
     """The number of this process and the number of all, which torchrun sets as RANK and WORLD_SIZE; (0, 1) without it.
 
     Raises:
-        ConfigError: they are no numbers, or do not fit together.
+        ConfigError: one of them is not a number, or they do not fit together.
     """
     size = variable("WORLD_SIZE", "1")
     rank = variable("RANK", "0" if size == 1 else "")
@@ -52,7 +52,7 @@ def variable(name: str, default: str = "") -> int:
     """The whole number that torchrun sets as the environment variable ``name``.
 
     Raises:
-        ConfigError: it is no number, or not set and without ``default``.
+        ConfigError: it is not a number, or is not set and has no ``default``.
     """
     text = os.environ.get(name) or default
     if not text.isdecimal():

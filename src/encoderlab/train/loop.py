@@ -446,7 +446,7 @@ class _Run:
             )
 
     def _check_kept_best(self) -> None:
-        """Verify the best weights of earlier sessions; where they are missing, the choice begins anew.
+        """Verify the best weights of earlier sessions; where they are missing, the choice begins again.
 
         Raises:
             DataError: they are damaged.
