@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +36,7 @@ from encoderlab.train import pretraining
 from encoderlab.train.distributed import World
 from encoderlab.train.networks import full_operations
 from encoderlab.train.optim import Muon
-from encoderlab.train.pretraining import pretrain
+from encoderlab.train.pretraining import models_at, pretrain
 from encoderlab.train.recipe import Budget, Checkpoints, Evaluation, Execution, Phase, Recipe
 from tests.train.test_doctor import build, language
 from tests.train.toy import assert_same_run, metrics
@@ -96,6 +97,19 @@ def test_of_several_processes_the_first_one_prints_the_answer(monkeypatch: pytes
     monkeypatch.setattr(pretraining, "pretrain", lambda *args, **more: None)
     monkeypatch.setattr("encoderlab.train.distributed.join", lambda device: World(1, 2, torch.device("cpu")))
     assert command.pretrain("bert-tiny", corpus=Path("corpus"), out=Path("run")) is None
+
+
+def test_a_checkpoint_with_another_tokenizer_than_its_run_s_is_refused(corpus: Path, tmp_path: Path) -> None:
+    last = pretrain(short("bert-tiny"), corpus, tmp_path).checkpoint
+    assert models_at(last)["model"].tokenizer is not None
+    place = tmp_path / "tokenizer" / "tokenizer.json"
+    state = json.loads(place.read_text())
+    vocab = state["model"]["vocab"]
+    first, second = list(vocab)[-2:]
+    vocab[first], vocab[second] = vocab[second], vocab[first]
+    place.write_text(json.dumps(state))
+    with pytest.raises(DataError, match="tokenizer: is not the run's .*; restore it"):
+        models_at(last)
 
 
 def test_a_masking_rate_that_changes_is_resumed_to_the_bit(corpus: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.interchange import folder as folders
 from encoderlab.interchange import reading
-from encoderlab.interchange.places import pin
+from encoderlab.interchange.places import PROVENANCE, pin
 from encoderlab.model import Model
 from encoderlab.objectives.base import Objective
 from encoderlab.objectives.distill import DistillSettings
@@ -27,7 +27,7 @@ from encoderlab.train.checks import check
 from encoderlab.train.corpus_data import corpus_data
 from encoderlab.train.data import Data, Scores
 from encoderlab.train.distributed import join, named_tensors
-from encoderlab.train.folder import RECIPE
+from encoderlab.train.folder import RECIPE, read
 from encoderlab.train.loop import Outcome, train
 from encoderlab.train.networks import bare_objective, build_objective, fit
 from encoderlab.train.recipe import Budget, Recipe
@@ -177,10 +177,24 @@ def _recipe_of(folder: Path) -> Recipe:
 
 
 def _with_tokenizer(models: dict[str, Model], folder: Path) -> dict[str, Model]:
-    """The models with the tokenizer of the run whose checkpoint is ``folder``, if the run has kept one."""
-    place = folder.resolve().parents[1] / TOKENIZER
-    if place.is_dir():
-        tokenizer = Tokenizer.load(place)
+    """The models with the tokenizer of their run, if it is there.
+
+    Raises:
+        DataError: it is not the one that the run was trained with.
+    """
+    run = folder.resolve().parents[1]
+    if (run / TOKENIZER).is_dir():
+        tokenizer = Tokenizer.load(run / TOKENIZER)
+        if (run / PROVENANCE).exists():
+            try:
+                trained = read(run / PROVENANCE)["sessions"][0]["data"].get("tokenizer")
+            except (LookupError, TypeError, AttributeError):
+                trained = None
+            if trained not in (None, tokenizer.hash()):
+                raise DataError(
+                    f"{run / TOKENIZER}: is not the run's (its hash differs from that in {PROVENANCE}); restore it, or "
+                    "copy that of the corpus there"
+                )
         for model in models.values():
-            reading.give_tokenizer(model, tokenizer, place)
+            reading.give_tokenizer(model, tokenizer, run / TOKENIZER)
     return models
