@@ -15,7 +15,7 @@ from encoderlab.batches.permutation import Targets
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.inspection.heads import attentions, check_heads, importance, least_important, losses, without_heads
 from encoderlab.inspection.language import batches_of, objective_of
-from encoderlab.inspection.pruning import OnText
+from encoderlab.inspection.pruning import OnTask, OnText
 from encoderlab.interchange import huggingface
 from encoderlab.interchange.load import load
 from encoderlab.model import Model
@@ -36,6 +36,7 @@ from encoderlab.tasks.data.examples import Text
 from encoderlab.tasks.forms.batching import pack
 from encoderlab.tasks.forms.objective import TaskObjective, form_of, with_head
 from encoderlab.tasks.forms.table import FORMS
+from encoderlab.tasks.runs.predict import Predictor
 from tests.objectives.conftest import VOCAB, make_rows
 from tests.objectives.small import build, reading_the_token_before, small
 from tests.tasks.tiny import WORDS
@@ -273,6 +274,18 @@ def test_one_half_of_the_rows_chooses_heads_and_the_other_one_is_scored(tmp_path
     assert measured.importance().all() and measured.scores(measured.model)["mlm"] > 0
 
 
+def test_copies_of_a_text_are_in_one_half(tmp_path: Path) -> None:
+    model = tiny("bert-tiny")
+    task = suites.task("sst2")
+    model, _ = with_head(model, form_of(task, model, FORMS[task.form].settings_type(max_length=32)), seed=0)
+    examples = [replace(text, id=f"{n} {text.id}") for n in range(3) for text in TEXTS]
+    measured = OnTask(Predictor.of(model, task), task, examples)
+    halves = [{example.text for example in measured._half(half)} for half in (0, 1)]
+    assert not halves[0] & halves[1] and halves[0] | halves[1] == {text.text for text in TEXTS}
+    assert [len(measured._half(half)) for half in (0, 1)] == [6, 6]
+    assert measured.importance().all() and 0 <= measured.scores(measured.model)["accuracy"] <= 1
+
+
 def test_the_verb_prunes_what_was_pretrained_and_what_was_fine_tuned(tmp_path: Path, capsys) -> None:
     lines = ["the red cat sat on the mat and the big dog runs in rome .", "ann and bob sleeps very well ?"]
     (tmp_path / "text.txt").write_text("\n".join(lines * 60) + "\n")
@@ -309,6 +322,10 @@ def test_the_verb_prunes_what_was_pretrained_and_what_was_fine_tuned(tmp_path: P
         again, _ = answer(capsys, *words[:2], tmp_path / f"again{number}", *words[3:-1], tmp_path / "few.csv")
         losses.append(again["scores"]["before"]["loss"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    (tmp_path / "one.csv").write_text("text,label\n" + "the cat,good\n" * 5)
+    assert "its 5 labelled examples have one text" in messages(
+        capsys, 3, *words[:2], tmp_path / "x", *words[3:-1], tmp_path / "one.csv"
+    )
     scores, _ = answer(capsys, "evaluate", tmp_path / "light", tmp_path / "reviews.csv")
     assert scores["examples"] == 2 * len(WORDS)
     assert "no such file" in messages(capsys, 2, *words[:2], tmp_path / "x", "--heads", 0.5, "--on", "none.csv")

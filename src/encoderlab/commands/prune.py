@@ -107,6 +107,7 @@ def _on_task(place: Path, on: str, split: str, folder: Path | None, examples: in
     """A fine-tuned model and the first labelled examples of a file or benchmark."""
     from encoderlab.inspection.pruning import OnTask
     from encoderlab.tasks.data.infer import Given
+    from encoderlab.tasks.data.splits import text_hash
     from encoderlab.tasks.data.task import is_unlabelled
     from encoderlab.tasks.runs.apply import predictor_of
 
@@ -120,4 +121,6 @@ def _on_task(place: Path, on: str, split: str, folder: Path | None, examples: in
     kept = [example for example in part.examples if not is_unlabelled(example)][:examples]
     if len(kept) < 4:
         raise DataError(f"{on}: has {len(kept)} labelled examples, expected at least 4; give more")
+    if len({*map(text_hash, kept)}) < 2:
+        raise DataError(f"{on}: its {len(kept)} labelled examples have one text; give others, too, for the other half")
     return OnTask(predictor, task, kept)

@@ -80,8 +80,12 @@ class OnTask:
         return {"loss": losses(predictor.objective, self._batches(predictor, 1))["loss"], **scores}
 
     def _half(self, half: int) -> Sequence[Example]:
-        """Every other example, in an order in which alternating labels are not apart."""
-        return sorted(self.examples, key=text_hash)[half::2]
+        """The examples of every other text, in an order in which alternating labels are not apart. Copies of a text,
+        and the questions about a passage, are in one half.
+        """
+        texts = [text_hash(example) for example in self.examples]
+        chosen = {*sorted({*texts})[half::2]}
+        return [example for example, text in zip(self.examples, texts, strict=True) if text in chosen]
 
     def _batches(self, predictor: Predictor, half: int) -> list[Batch]:
         form = predictor.form
