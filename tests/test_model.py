@@ -21,6 +21,7 @@ from encoderlab import inference
 from encoderlab.corpus import special_tokens
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
+from encoderlab.inference import fill_mask
 from encoderlab.interchange.load import load
 from encoderlab.model import Model, build, count_parameters
 from encoderlab.nn.architecture import Sharing
@@ -260,6 +261,7 @@ class Frame(list[str]):
 
 
 def test_what_cannot_be_used_says_so(tokenizer: Tokenizer) -> None:
+    wrong: Any
     model = build("bert-tiny", **TINY)
     with pytest.raises(ConfigError, match="no tokenizer"):
         model.encode(TEXTS)
@@ -274,11 +276,15 @@ def test_what_cannot_be_used_says_so(tokenizer: Tokenizer) -> None:
         model.fill_mask("The river.")
     with pytest.raises(ConfigError, match="top -1, expected at least 1"):
         model.fill_mask("The [MASK].", top=-1)
+    for wrong in ([], "river"):
+        with pytest.raises(ConfigError, match="expected a list of words"):
+            fill_mask(model, "The [MASK].", targets=wrong)
+    once, twice = (fill_mask(model, "The [MASK].", targets=["a", *more]) for more in ((), ("a",)))
+    assert once == twice and len(once[0]) == 1
     with pytest.raises(ConfigError, match="got one text, expected a list"):
         model.encode(TEXTS[0])
     with pytest.raises(ConfigError, match="got nan as text 1 of 2, expected a string; convert it, or leave it out"):
         model.encode(["The river.", float("nan")])  # type: ignore[list-item]
-    wrong: Any
     for wrong in (None, 3, {"text": TEXTS}, Frame(["text"])):
         for read in (model.encode, model.attention):
             name = f"{read.__name__} got {type(wrong).__name__}"

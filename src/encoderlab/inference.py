@@ -303,7 +303,8 @@ def fill_mask(
 ) -> list[list[Guess]]:
     """The ``top`` candidates for every mask token in ``text``, best first, one list per mask.
 
-    With ``targets``, each a single token, only these are candidates; their probabilities are those among all tokens.
+    With ``targets``, each a single token, only these are candidates, each once; their probabilities are those among all
+    tokens.
     ``probabilities_of`` (model, batch, places (S,)) -> (S, V) replaces the model's own computation.
 
     Every token of the vocabulary is a candidate, special ones too, as in the ``transformers`` pipeline. Filled texts
@@ -312,10 +313,12 @@ def fill_mask(
 
     Raises:
         ConfigError: the model predicts no masked tokens, the text has no mask token or masks too far apart, ``top`` is
-            below 1, or a target is not one token.
+            below 1, or ``targets`` is no list of words that are one token each.
     """
-    if top < 1:
+    if not isinstance(top, int) or top < 1:
         raise ConfigError(f"top {top}, expected at least 1 guess for a mask")
+    if targets is not None and (isinstance(targets, str) or not targets):
+        raise ConfigError(f"targets {targets!r:.40}, expected a list of words")
     tokenizer = tokenizer_of(model)
     check_fills_masks(model)
     if not isinstance(text, str):
@@ -338,7 +341,8 @@ def fill_mask(
     if targets is None:
         scores, tokens = known.topk(min(top, known.shape[1]))
     else:
-        allowed = torch.tensor([single_token(tokenizer, target) for target in targets], device=known.device)
+        words = dict.fromkeys(single_token(tokenizer, target) for target in targets)
+        allowed = torch.tensor([*words], device=known.device)
         scores, order = known[:, allowed].topk(min(top, len(allowed)))
         tokens = allowed[order]
 
