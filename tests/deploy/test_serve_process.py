@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from encoderlab.cli import main  # noqa: E402
 from encoderlab.commands.serve import ServeOptions, answer  # noqa: E402
 from encoderlab.deploy.sentence_transformers import pooling_of  # noqa: E402
 from encoderlab.deploy.serve import run as process  # noqa: E402
+from encoderlab.deploy.serve import workers  # noqa: E402
 from encoderlab.deploy.serve.app import Server  # noqa: E402
 from encoderlab.deploy.serve.engine import ComputeThread  # noqa: E402
 from encoderlab.deploy.serve.http import Limits  # noqa: E402
@@ -493,3 +495,33 @@ def test_requests_that_drain_does_not_wait_for_get_an_error_of_their_protocol(tm
         said = {told["error"] if isinstance(told["error"], str) else told["error"]["message"] for _, told in found}
         assert said == {"the server ends, and could not answer in time; send the request again"}
         assert server.stderr is not None and b"Traceback" not in server.stderr.read()
+
+
+def test_a_signal_while_a_worker_is_replaced_ends_the_new_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Any] = []
+
+    class Worker:
+        """The first one is dead; while the second one starts, a signal comes."""
+
+        def __init__(self, **given: Any) -> None:
+            self.alive, self.exitcode, self.pid = bool(started), 1, 2**22 + 1  # no process has this number
+
+        def start(self) -> None:
+            started.append(self)
+            if self.alive:
+                signal.raise_signal(signal.SIGTERM)
+
+        def is_alive(self) -> bool:
+            return self.alive
+
+        def terminate(self) -> None:
+            self.alive = False
+
+        def join(self) -> None: ...
+
+    looks = iter(range(20))
+    monkeypatch.setattr(workers, "SOON", -1.0)
+    monkeypatch.setattr(workers.multiprocessing, "get_context", lambda kind: SimpleNamespace(Process=Worker))
+    monkeypatch.setattr(workers.time, "sleep", lambda seconds: next(looks))  # too many are an error
+    workers.supervise(print, {}, 1, host="127.0.0.1", port=0, say=lambda text: None)
+    assert len(started) == 2 and not started[1].alive

@@ -12,7 +12,9 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -22,7 +24,7 @@ from encoderlab import config
 from encoderlab.cli import main
 from encoderlab.errors import ConfigError, DataError, EncoderlabError, Stopped
 from encoderlab.train import loop
-from encoderlab.train.distributed import World, join, spread
+from encoderlab.train.distributed import PATIENCE, World, join, spread
 from encoderlab.train.recipe import Budget, Execution, Phase
 from encoderlab.train.tally import measure
 from tests.train.toy import RECIPE, Toy, batch_of, metrics, run, start, tensors
@@ -189,6 +191,7 @@ def test_a_node_that_lacks_something_is_named_on_the_first(monkeypatch: pytest.M
 
     told = [None, [1, "gpu7", "corpora/wiki: does not exist", 3]]
     monkeypatch.setattr(World, "gather", lambda self, own: told)
+    monkeypatch.setattr(World, "wait", lambda self: None)
     with pytest.raises(EncoderlabError, match="^process 1 on gpu7: corpora/wiki: does not exist$") as caught:
         World(0, 2, torch.device("cpu")).everywhere(lambda: None)
     assert caught.value.code == 3
@@ -207,7 +210,7 @@ def test_averaged_weights_of_a_validation_are_not_trained_on(tmp_path: Path) -> 
 def test_a_validation_with_fewer_rows_than_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The processes without a row send as many numbers as the first one."""
     sent: list[list[float]] = []
-    monkeypatch.setattr(World, "sum", lambda self, values: sent.append(list(values)) or list(values))
+    monkeypatch.setattr(World, "sum", lambda self, values, **more: sent.append(list(values)) or list(values))
     for rank in range(2):
         measure(Toy(), [batch_of(0, 1, 8)], World(rank, 2, torch.device("cpu")), "fp32")
     assert len(sent[0]) == 6 and any(sent[0]) and sent[1] == [0.0] * 6
@@ -267,7 +270,9 @@ def test_a_refusal_of_the_first_process_ends_all(monkeypatch: pytest.MonkeyPatch
     first, second = World(0, 2, torch.device("cpu")), World(1, 2, torch.device("cpu"))
     sent: list[list[float]] = []
     monkeypatch.setattr(
-        World, "sum", lambda self, values: sent.append(list(values)) or [sum(v) for v in zip(*sent, strict=True)]
+        World,
+        "sum",
+        lambda self, values, **more: sent.append(list(values)) or [sum(v) for v in zip(*sent, strict=True)],
     )
     with pytest.raises(ConfigError, match="the folder is in use"):
         first.agree(refuse)
@@ -292,16 +297,35 @@ def test_shares_are_contiguous_and_whole(size: int, rows: int) -> None:
     ],
 )
 def test_a_process_that_is_lost_is_one_line(message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lost(*args: object, **named: object) -> None:
-        raise RuntimeError(message)
+    class Group:
+        def allreduce(self, *args: object) -> None:
+            raise RuntimeError(message)
 
-    monkeypatch.setattr(dist, "all_reduce", lost)
     with pytest.raises(Stopped, match="another process of this run has ended.*run the same command again") as caught:
-        World(0, 2, torch.device("cpu")).sum([1.0])
+        World(0, 2, torch.device("cpu"), Group()).sum([1.0])  # type: ignore[arg-type]
     assert caught.value.code == 75
-    monkeypatch.setattr(dist, "all_reduce", lambda *args, **named: torch.zeros(2) @ torch.zeros(3))
+    monkeypatch.setattr(Group, "allreduce", lambda *args: torch.zeros(2) @ torch.zeros(3))
     with pytest.raises(RuntimeError, match="inconsistent tensor size"):
-        World(0, 2, torch.device("cpu")).sum([1.0])
+        World(0, 2, torch.device("cpu"), Group()).sum([1.0])  # type: ignore[arg-type]
+
+
+def test_long_work_of_one_process_is_waited_for() -> None:
+    """As reading all of a large corpus, for which the half hour of other messages is too short."""
+
+    class Group:
+        waits: ClassVar[list[timedelta]] = []
+
+        def allreduce(self, message: list[torch.Tensor], options: dist.AllreduceOptions) -> Group:
+            self.waits.append(options.timeout)
+            return self
+
+        def wait(self) -> None: ...
+
+    world = World(0, 2, torch.device("cpu"), Group())  # type: ignore[arg-type]
+    world.sum([1.0])
+    world.agree(lambda: 1.0)
+    world.wait()
+    assert Group.waits == [dist.AllreduceOptions().timeout, PATIENCE, PATIENCE]
 
 
 def small_corpus(place: Path) -> Path:

@@ -14,6 +14,7 @@ import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Literal, TypeVar
@@ -33,6 +34,7 @@ from encoderlab.nn.encoder import Encoder
 
 Made = TypeVar("Made")
 SEE_THERE = "its message says why"
+PATIENCE = timedelta(days=1)  # instead of the half hour in which other messages must arrive
 FAILED = "encoderlab/failed"  # the key under which a process leaves its error in the store
 
 
@@ -51,13 +53,20 @@ class World:
         """Whether this process writes files and prints to the terminal."""
         return self.rank == 0
 
-    def sum(self, values: Sequence[float]) -> list[float]:
-        """Element-wise sums over all processes, exact for integers below 2**53; every process must call it."""
+    def sum(self, values: Sequence[float], *, patient: bool = False) -> list[float]:
+        """Element-wise sums over all processes, exact for integers below 2**53; every process must call it.
+
+        ``patient``: another process may do long work before, as reading a corpus.
+        """
         if self.size == 1:
             return list(values)
-        message = torch.tensor(values, dtype=torch.float64)
+        message, options = torch.tensor(values, dtype=torch.float64), dist.AllreduceOptions()
+        if patient:
+            options.timeout = PATIENCE
+        group = self.group or dist.group.WORLD
+        assert group is not None
         with company():
-            dist.all_reduce(message, group=self.group)
+            group.allreduce([message], options).wait()
         return message.tolist()
 
     def gather(self, own: Any) -> list[Any]:
@@ -81,7 +90,7 @@ class World:
                 answer = decide() or 0.0
             except Exception as failure:
                 error = failure
-        answer, code = self.sum([answer, 0 if error is None else getattr(error, "code", 1)])
+        answer, code = self.sum([answer, 0 if error is None else getattr(error, "code", 1)], patient=True)
         if code:
             raise error or _elsewhere(int(code), f"stopped because process 0 failed; {SEE_THERE}")
         return answer
@@ -97,6 +106,7 @@ class World:
             made = act()
         except Exception as failure:
             error = failure
+        self.wait()
         told = self.gather(None if error is None else _told(error, self.rank))
         if error is not None:
             raise error
@@ -122,7 +132,7 @@ class World:
 
     def wait(self) -> None:
         """Wait for every process to call this."""
-        self.sum([0.0])
+        self.sum([0.0], patient=True)
 
     def gather_rows(self, tensor: Tensor) -> list[Tensor]:
         """The rows of each process, in the order of ranks; processes may have different numbers of rows."""

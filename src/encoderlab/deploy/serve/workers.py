@@ -79,6 +79,8 @@ def supervise(
                     raise EncoderlabError(f"a worker ended with code {process.exitcode}; see its message above")
                 say(f"worker {process.pid} died (code {process.exitcode}); another one takes its place")
                 running[index] = start()
+                if ending:  # a signal came while it started, and was handed on to the others only
+                    running[index][0].terminate()
             time.sleep(0.1)
     finally:
         for process, _ in running:
