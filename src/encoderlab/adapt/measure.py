@@ -23,7 +23,7 @@ from encoderlab.errors import DataError
 from encoderlab.inference import tokenizer_of, usual_device
 from encoderlab.measure.pairs.evaluate import evaluate_pairs
 from encoderlab.measure.pairs.reading import Pair, find, read, sample
-from encoderlab.measure.pairs.scorers import Masked, scorers_of
+from encoderlab.measure.pairs.scorers import Masked, Scorer, scorers_of
 from encoderlab.model import Model
 from encoderlab.tasks.data.examples import Split
 from encoderlab.tasks.data.infer import Given, task_of
@@ -73,12 +73,17 @@ def _words(text: str) -> Iterator[str]:
             word = word[len(part) :]
 
 
+def _scorers(model: Model, generator: Model | None) -> list[Scorer]:
+    """The scorers of a model and its generator, on the GPU if there is one."""
+    device = usual_device()
+    return scorers_of(model.to(device), None if generator is None else generator.to(device))
+
+
 def bits(model: Model, generator: Model | None, texts: Sequence[str]) -> dict[str, Any]:
     """Bits of each text by every measure that the model supports, and the share of unknown tokens."""
-    device, tokenizer = usual_device(), tokenizer_of(model)
+    tokenizer = tokenizer_of(model)
     scorers = [
-        Masked(one.model, ("pll_word",)) if isinstance(one, Masked) else one
-        for one in scorers_of(model.to(device), None if generator is None else generator.to(device))
+        Masked(one.model, ("pll_word",)) if isinstance(one, Masked) else one for one in _scorers(model, generator)
     ]
     limits = [scorer.longest for scorer in scorers if scorer.longest is not None]
     encoded = tokenizer.encode_batch(texts)
@@ -136,9 +141,7 @@ def pairs(model: Model, generator: Model | None, places: Sequence[Path]) -> dict
     chosen = all_pairs(places)
     if len(chosen) > PAIRS:
         chosen = sample(chosen, PAIRS)
-    device = usual_device()
-    scorers = scorers_of(model.to(device), None if generator is None else generator.to(device))
-    tables = evaluate_pairs(scorers, tokenizer_of(model), chosen)
+    tables = evaluate_pairs(_scorers(model, generator), tokenizer_of(model), chosen)
     return {
         "pairs": len(chosen),
         "measures": {

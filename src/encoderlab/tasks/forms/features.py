@@ -172,8 +172,8 @@ class FrozenEncoder(nn.Module):
         separately.
         """
         real = doc >= 0
-        device = next(self.parameters()).device if any(True for _ in self.parameters()) else ids.device
-        vectors = torch.from_numpy(self.store.read(ids[real].cpu().numpy())).to(device)
+        weight = next(self.parameters(), ids)  # a linear probe of one layer has none
+        vectors = torch.from_numpy(self.store.read(ids[real].cpu().numpy())).to(weight.device)
         if self.mix is not None and self.scale is not None:
             vectors = self.scale * torch.einsum("n,snd->sd", self.mix.softmax(0), vectors)
         else:
