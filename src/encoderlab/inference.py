@@ -313,7 +313,7 @@ def fill_mask(
 
     Raises:
         ConfigError: the model predicts no masked tokens, the text has no mask token or masks too far apart, ``top`` is
-            below 1, or ``targets`` is no list of words that are one token each.
+            below 1, or ``targets`` is not a list of words of one token each.
     """
     if not isinstance(top, int) or top < 1:
         raise ConfigError(f"top {top}, expected at least 1 guess for a mask")
