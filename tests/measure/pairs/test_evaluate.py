@@ -9,6 +9,7 @@ from pydoc_data import topics
 
 import numpy as np
 import pytest
+import torch
 
 from encoderlab import files
 from encoderlab.cli import main
@@ -193,6 +194,18 @@ def test_what_cannot_be_scored_is_refused(place: Path, tmp_path: Path, capsys: p
     (tmp_path / "nothing.txt").write_text("\x00 \x01\nword\n")
     assert main(["minimal-pairs", model, str(tmp_path / "nothing.txt")]) == 3
     assert "nothing.txt:1: a sentence without tokens" in capsys.readouterr().err
+
+
+def test_scores_that_are_not_finite_are_no_mistakes(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = load(place / "model")
+    with torch.no_grad():
+        next(model.encoder.block(0).feed_forward.parameters()).fill_(1e38)
+    model.save(tmp_path / "large")
+    assert main(["minimal-pairs", str(tmp_path / "large"), str(place / "pairs"), "--out", str(tmp_path / "o")]) == 3
+    assert ".jsonl:1: a score is not a finite number; use another checkpoint" in capsys.readouterr().err
+    assert not (tmp_path / "o").exists()
 
 
 def test_a_home_that_cannot_be_written_is_named_with_the_remedy(

@@ -145,7 +145,7 @@ def evaluate_files(
 
     Raises:
         ConfigError: another process is scoring the same, or the scores cannot be kept.
-        DataError: the files have changed since the survey.
+        DataError: the files have changed since the survey, or a score is not a finite number.
     """
     measures = measures_of(scorers)
     settings = repr((key, surveyed.digest, measures, length_power, bad_first, CHUNK, len(surveyed.long)))
@@ -174,6 +174,9 @@ def evaluate_files(
                 scores = np.array(json.loads(line))
             else:
                 scores = score_pairs(scorers, [row[1:] for row in chunk], length_power=length_power)
+                if (wrong := ~np.isfinite(scores).all((1, 2))).any():  # would count as mistakes
+                    place = chunk[int(wrong.argmax())][0].place
+                    raise DataError(f"{place}: a score is not a finite number; use another checkpoint of the model")
                 part.add(json.dumps(scores.tolist()).encode() + b"\n")
             span = slice(done, done + len(chunk))
             margins[span] = scores[:, 0] - scores[:, 1]
