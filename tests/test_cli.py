@@ -146,12 +146,20 @@ def test_what_is_missing_is_named(words, expected, capsys):
         ("pretrain bert-tiny --steps 1e300 --dry-run", "--steps is 1e+300; give a number above 0, and at most 1e+30"),
         ("pretrain bert-tiny --session-hours -1 --dry-run",
          "--session-hours is -1; give a number above 0, and at most 1e+30"),
+        ("describe bert-tiny --length=~/x", f"describe: --length is '{Path.home()}/x'; give a whole number"),
         ("--jsno describe", "unknown option '--jsno' before the verb; did you mean '--json'?"),
     ],
 )  # fmt: skip
 def test_a_wrong_command_line_is_answered_with_value_expectation_and_remedy(words, expected, capsys):
     assert cli.main(words.split()) == 2
     assert capsys.readouterr().err.splitlines() == [f"error: {expected}"]
+
+
+def test_texts_that_begin_with_a_hyphen_are_written_after_two(capsys):
+    assert cli.main(["predict", "m", "-5 degrees"]) == 2
+    wanted = "error: predict: '-5 degrees' begins with a hyphen; write -- before the texts"
+    assert capsys.readouterr().err.splitlines() == [wanted]
+    assert cli.main(["predict", "nowhere/m", "--", "-5 degrees"]) == 3
 
 
 @pytest.mark.parametrize(
@@ -162,7 +170,7 @@ def test_a_wrong_command_line_is_answered_with_value_expectation_and_remedy(word
         ("bench corpus x.txt --tokenizer t --vocab-size 9", "--vocab-size is for a tokenizer to train"),
         ("bench train bert --corpus c --compile", "--compile is for the other contender; give --against too"),
         ("bench serve m --python p", "--python is for --against sentence-transformers or infinity"),
-        ("bench serve m --python nowhere --against infinity", "--python nowhere: no such file; give a Python"),
+        ("bench serve m --python nowhere --against infinity", "--python nowhere: no such program; give a"),
         ("adapt m x.txt --out r --replay-share 0.2", "--replay-share is the share of the text of --replay; give"),
         ("adapt m x.txt --out r --seeds 5", "--seeds is the number of seeds for --task; give --task FILE too"),
         ("convert m r --both-heads", "--both-heads is for DeBERTa in Hugging Face's format; give --to hf"),

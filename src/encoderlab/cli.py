@@ -128,6 +128,7 @@ def make_app(tokens: Sequence[str] = (), program: str = "encoderlab") -> App:
         ] = False,
     ) -> Any:
         terminal.configure(json=json, verbose=verbose)
+        words = tuple(map(_at_home, words))
         if not any("://" in word for word in words):
             return app(words)
         verb, bound, _ = app.parse_args(words)
@@ -135,6 +136,13 @@ def make_app(tokens: Sequence[str] = (), program: str = "encoderlab") -> App:
 
     app.meta.suppress_keyboard_interrupt = False
     return app.meta
+
+
+def _at_home(word: str) -> str:
+    """``--out=~/runs`` with the home folder, which shells put in place of ``~`` only where a word begins with it."""
+    option, _, value = word.partition("=")
+    here = option.startswith("--") and value.startswith("~/")
+    return f"{option}={os.path.expanduser(value)}" if here else word
 
 
 class _Help:

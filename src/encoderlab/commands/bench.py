@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -495,8 +496,8 @@ def serve(models: list[Path], /, *, options: ServeBench = SERVING, where: Compar
     if options.python is not None:
         if not {"sentence-transformers", "infinity"}.intersection(options.against or ()):
             raise ConfigError("--python is for --against sentence-transformers or infinity; give one of them too")
-        if not options.python.is_file():
-            raise ConfigError(f"--python {options.python}: no such file; give a Python interpreter")
+        if shutil.which(options.python) is None:
+            raise ConfigError(f"--python {options.python}: no such program; give a Python interpreter")
     reads = [*models, *([options.python] if options.python else [])]
     return where.measure(options, list(map(str, models)), _show_serving, threads=options.threads, reads=reads)
 

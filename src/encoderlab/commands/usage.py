@@ -31,6 +31,10 @@ def explained(error: CycloptsError, tokens: Sequence[str], program: str) -> str:
             return f"{before}{word!r} follows no option; write --set before every field: --set {word}"
         case UnusedCliTokensError(unused_tokens=[word, *_]):
             return f"{before}{word!r} is one argument too many; {remedy}"
+        case UnknownOptionError() if any(map(str.isspace, error.token.keyword or error.token.value)):
+            return (
+                f"{before}{error.token.keyword or error.token.value!r} begins with a hyphen; write -- before the texts"
+            )
         case UnknownOptionError():
             return f"{before}unknown option {error.token.keyword or error.token.value}; {_near(error) or remedy}"
         case CoercionError(token=token, target_type=kind) if token is not None and kind in TYPES:
