@@ -205,7 +205,7 @@ class EncoderConfig(Bounded):
     @property
     def splits_last_layer(self) -> bool:
         """Whether the last layer can be computed at chosen places only: no convolution reads the others."""
-        return self.conv is None and (self.stem_conv is None or self.depth > 1)
+        return self.conv_branch is None and (self.stem_conv is None or self.depth > 1)
 
     @property
     def attention_width(self) -> int:
