@@ -42,8 +42,8 @@ and these budgets, not about the paper's.
 
 With learned positions, masked models of this size stay at the frequencies of tokens within these budgets: a loss of 6.3
 at 3e13 FLOPs, where Transformer-XL's relative positions reach 4.8. There is little to compare at that stage. So all
-arms of the study of objectives have relative positions, and those of masks, ELECTRA, ConvBERT, DistilBERT and norms
-rotary ones and no dropout. The architectures, sentence pairs, static masks and ALBERT's sharing still have those of
+arms of the study of objectives have relative positions, and those of masks, ELECTRA, ConvBERT, DistilBERT, sentence
+pairs and norms rotary ones and no dropout. The architectures, static masks and ALBERT's sharing still have those of
 their papers, so the losses of architectures differ here mostly by positions. DistilBERT's teacher is small-en, and its
 forward pass counts. Of ELECTRA's arms the loss and the pairs are the generator's, so the probe says more. ConvBERT's
 parts are compared by masked prediction for this reason. A layer with a convolution cannot be computed at the predicted
