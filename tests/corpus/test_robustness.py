@@ -37,7 +37,7 @@ def run(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def build(*words: str, out: str = "out") -> tuple[int, str]:
-        size = [] if "--vocab-size" in words else ["--vocab-size", "300"]
+        size = [] if {"--vocab-size", "--tokenizer"} & {*words} else ["--vocab-size", "300"]
         code = cli.main(["corpus", "build", *words, "--out", out, *size, "--workers", "1"])
         shown = capsys.readouterr()
         said = "".join(line for line in shown.err.splitlines(keepends=True) if not line.startswith("corpus: "))

@@ -405,7 +405,7 @@ def test_a_comparison_whose_node_is_lost_is_repeated(cluster, tmp_path, capsys):
     thread = threading.Thread(target=remove, daemon=True)
     thread.start()
     names, measure = [f"bert-{number}" for number in range(6)], partial(compare, place=tmp_path)
-    done = Comparisons(on="ray").measure(measure, names, lambda name, result: None, threads=None, reads=[tmp_path])
+    done = Comparisons(on="ray").measure(measure, names, lambda result: None, threads=None, reads=[tmp_path])
     thread.join()
     assert list(done["measurements"]) == names and {one["threads"] for one in done["measurements"].values()} == {1}
     assert "raylet" not in capsys.readouterr().out  # which is for the answer

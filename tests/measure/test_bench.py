@@ -360,7 +360,7 @@ def test_a_contender_that_fails_in_a_later_turn_is_left_out(
     monkeypatch.setattr(train, "Worker", Player)
     monkeypatch.setattr(train, "real_rows", lambda *_: (VOCABULARY, rows()))
     result = train.run(tiny("bert"), Path(), train.TrainSetting(turns=3), "transformers")
-    bench._show(result)
+    bench._show_training(result)
     assert "transformers: transformers failed: OutOfMemoryError" in capsys.readouterr().out
     assert result["tokens_per_second"].keys() == result["memory"].keys() == {"ours"}
 

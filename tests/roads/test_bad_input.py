@@ -89,7 +89,7 @@ CASES = [
     ("pretrain bert-tiny --corpus corpus --out o --set model.encoder.heads=3", 2, "128"),
     ("pretrain bert-tiny --corpus corpus --out o --set phases.0.length=4096", 2, "512"),
     ("pretrain bert-tiny --corpus corpus --out o --steps 5 --tokens 7", 2, "one budget"),
-    ("pretrain bert-tiny --corpus corpus --out o --steps 0", 2, "positive"),
+    ("pretrain bert-tiny --corpus corpus --out o --steps 0", 2, "--steps is 0; give a number above 0"),
     (
         f"pretrain bert-tiny --corpus corpus --out diverged --steps 40 {SMALL} --set optim.lr=1e12 --set clip=null",
         6,

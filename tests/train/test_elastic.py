@@ -44,6 +44,7 @@ def test_a_killed_worker_comes_back_to_the_bit(tmp_path: Path) -> None:
 
 def test_restarts_that_would_hang_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
+        "RANK": "0",
         "WORLD_SIZE": "2",
         "TORCHELASTIC_MAX_RESTARTS": "3",
         "TORCHELASTIC_USE_AGENT_STORE": "True",

@@ -111,16 +111,13 @@ def encode(
     if texts and (places := places_of(texts, out)) is not None:
         raise ConfigError(f"{places[0]}: is a {'folder' if places[0].is_dir() else 'file'}; give it with --file")
     if file and (len(file) > 1 or file[0].is_dir()):
-        vectors = _vectors_of(model, pooling)
-        work = EncodeFile(model=model, vectors=vectors, precision=precision)
-        judged = partial(judge, model, check, precision, pooling=vectors.pooling)
-        return for_each_file(work, file, out, where, judge=judged)
+        work = EncodeFile(model=model, pooling=pooling, precision=precision)
+        return for_each_file(work, file, out, where, judge=partial(_judged, model, pooling, precision, check))
     if where.several:
         raise ConfigError("--workers, --on and the like are for several files or a folder; leave them out")
     with output(out, "vectors", *(file or ())):
-        vectors = _vectors_of(model, pooling)
-        verdict = judge(model, check, precision, pooling=vectors.pooling)
-        return _encode(model, texts, file[0] if file else None, out, vectors, precision) | verdict
+        verdict = _judged(model, pooling, precision, check)
+        return _encode(model, texts, file[0] if file else None, out, pooling, precision) | verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +125,7 @@ class EncodeFile(ModelWork["Model"]):
     """Encodes the texts of files. The identity of a model is the hash of its weights, which differs by precision."""
 
     verb, suffix, unit, product = "encode", ".npy", "texts", "vectors of {width} numbers"
-    vectors: TextVectors
+    pooling: Pooling | None
     precision: Precision
 
     def load(self, say: Say) -> tuple[Model, str]:
@@ -138,29 +135,36 @@ class EncodeFile(ModelWork["Model"]):
         return network, weights_hash(network)
 
     def asked(self) -> dict[str, Any]:
-        return vars(self.vectors)
+        return vars(_vectors_of(self.model, self.pooling))
 
     def about(self, loaded: Model) -> dict[str, Any]:
         return {"width": loaded.config.encoder.width}
 
     def __call__(self, source: Path, out: Path, say: Say) -> dict[str, Any]:
         network = self.loaded()
-        parts = _parts(network, _lines(source), self.vectors, source)
+        parts = _parts(network, _lines(source), _vectors_of(self.model, self.pooling), source)
         return {"texts": _write_vectors(out, parts, network.config.encoder.width)}
 
 
 def _vectors_of(model: Path, pooling: Pooling | None) -> TextVectors:
-    """How the model makes vectors, which is printed where sentence-transformers' files say so."""
-    from encoderlab.deploy.sentence_transformers import TextVectors, vectors_of
+    """How the model makes vectors."""
+    from encoderlab.deploy.sentence_transformers import vectors_of
 
     own = vectors_of(best_seed(model, silent))
-    vectors = own if pooling is None else replace(own, pooling=pooling)
-    if own != TextVectors():
+    return own if pooling is None else replace(own, pooling=pooling)
+
+
+def _judged(model: Path, pooling: Pooling | None, precision: Precision, check: Path | None) -> dict[str, Any]:
+    """The verdict of :func:`judge`; prints how vectors are made if sentence-transformers' files say so."""
+    from encoderlab.deploy.sentence_transformers import TextVectors
+
+    vectors = _vectors_of(model, pooling)
+    if vectors != TextVectors(pooling=vectors.pooling):
         scaled = ", scaled to length 1" if vectors.normalize else ""
         longest = f", at most {vectors.longest} tokens" if vectors.longest else ""
         before = f", {vectors.prompt!r} before each text" if vectors.prompt else ""
         note(f"vectors as sentence-transformers makes them: {vectors.pooling}{scaled}{longest}{before}")
-    return vectors
+    return judge(model, check, precision, pooling=vectors.pooling)
 
 
 def _encoder(model: Path, precision: Precision) -> Model:
@@ -174,13 +178,19 @@ def _encoder(model: Path, precision: Precision) -> Model:
 
 
 def _encode(
-    model: Path, texts: list[str] | None, file: Path | None, out: Path | None, how: TextVectors, precision: Precision
+    model: Path,
+    texts: list[str] | None,
+    file: Path | None,
+    out: Path | None,
+    pooling: Pooling | None,
+    precision: Precision,
 ) -> dict[str, Any]:
     """Print the vectors, or write them to ``out``."""
     import numpy as np
 
     network = _encoder(model, precision)
-    parts = _parts(network, iter(texts or ()) if file is None else _lines(file), how, file)
+    given = iter(texts or ()) if file is None else _lines(file)
+    parts = _parts(network, given, _vectors_of(model, pooling), file)
     width = network.config.encoder.width
     if out is not None:
         with progress("encode") as show:

@@ -69,7 +69,7 @@ class RunFolder:
         if known.exists():
             before = read(known)
             differences = compare(as_now(before, type(recipe)), to_dict(recipe))
-            if provenance.exists() or trained(self.path):  # without it, no data could be compared
+            if provenance.exists() or (trained(self.path) and not differences):  # without it, no data can be compared
                 try:
                     sessions = list(read(provenance)["sessions"])
                     # Older runs did not record the hash of pairs.

@@ -157,7 +157,7 @@ def test_further_files_have_the_labels_of_training(tmp_path, tiny, capsys):
     [
         (("--set", "batch=0"), "batch is 0; give at least 1"),
         (("--set", "steps=-5"), "steps is -5; give at least 1, or null"),
-        (("--epochs", "0"), "epochs is 0.0; give more than 0, such as 3"),
+        (("--epochs", "0"), "--epochs is 0; give a number above 0"),
         (("--set", "head_dropout=1"), "head_dropout is 1; give less than 1"),
         (("--set", "frozen.lstm_width=0"), "frozen.lstm_width is 0; give at least 1"),
         (("--grid", "lr=1e-3,fast"), "--grid: optim.lr: .*'fast'"),
