@@ -64,7 +64,7 @@ that study, or continues it.
 def judged(one: dict[str, Any]) -> str:
     """Budget, seeds, effect and verdict of a comparison, as cells of the table."""
     unit = 1 if one["by"] in LOWER else 100
-    low, effect, high = (f"{one[name] * unit:+.3g}" for name in ("low", "difference", "high"))
+    low, effect, high = (f"{round(one[name] * unit, 9) + 0.0:+.3g}" for name in ("low", "difference", "high"))
     verdict = f"**{one['verdict']}**"
     if one["verdict"].startswith("cannot"):
         needed = one["needed"] and max(one["needed"], one["seeds"] + 1)
