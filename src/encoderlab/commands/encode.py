@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -112,59 +111,57 @@ def encode(
         raise ConfigError(f"{places[0]}: is a {'folder' if places[0].is_dir() else 'file'}; give it with --file")
     if file and (len(file) > 1 or file[0].is_dir()):
         work = EncodeFile(model=model, pooling=pooling, precision=precision)
-        return for_each_file(work, file, out, where, judge=partial(_judged, model, pooling, precision, check))
+
+        def judged() -> dict[str, Any]:
+            return judge(model, check, precision, pooling=_vectors_of(model, pooling, note).pooling)
+
+        return for_each_file(work, file, out, where, judge=judged)
     if where.several:
         raise ConfigError("--workers, --on and the like are for several files or a folder; leave them out")
     with output(out, "vectors", *(file or ())):
-        verdict = _judged(model, pooling, precision, check)
-        return _encode(model, texts, file[0] if file else None, out, pooling, precision) | verdict
+        vectors = _vectors_of(model, pooling, note)
+        verdict = judge(model, check, precision, pooling=vectors.pooling)
+        return _encode(model, texts, file[0] if file else None, out, vectors, precision) | verdict
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncodeFile(ModelWork["Model"]):
+class EncodeFile(ModelWork["tuple[Model, TextVectors]"]):
     """Encodes the texts of files. The identity of a model is the hash of its weights, which differs by precision."""
 
     verb, suffix, unit, product = "encode", ".npy", "texts", "vectors of {width} numbers"
     pooling: Pooling | None
     precision: Precision
 
-    def load(self, say: Say) -> tuple[Model, str]:
+    def load(self, say: Say) -> tuple[tuple[Model, TextVectors], str]:
         from encoderlab.model import weights_hash
 
         network = _encoder(self.model, self.precision)
-        return network, weights_hash(network)
+        return (network, _vectors_of(self.model, self.pooling)), weights_hash(network)
 
     def asked(self) -> dict[str, Any]:
         return vars(_vectors_of(self.model, self.pooling))
 
-    def about(self, loaded: Model) -> dict[str, Any]:
-        return {"width": loaded.config.encoder.width}
+    def about(self, loaded: tuple[Model, TextVectors]) -> dict[str, Any]:
+        return {"width": loaded[0].config.encoder.width}
 
     def __call__(self, source: Path, out: Path, say: Say) -> dict[str, Any]:
-        network = self.loaded()
-        parts = _parts(network, _lines(source), _vectors_of(self.model, self.pooling), source)
+        network, vectors = self.loaded()
+        parts = _parts(network, _lines(source), vectors, source)
         return {"texts": _write_vectors(out, parts, network.config.encoder.width)}
 
 
-def _vectors_of(model: Path, pooling: Pooling | None) -> TextVectors:
-    """How the model makes vectors."""
-    from encoderlab.deploy.sentence_transformers import vectors_of
+def _vectors_of(model: Path, pooling: Pooling | None, say: Say = silent) -> TextVectors:
+    """How the model makes vectors; ``say`` is told if sentence-transformers' files say so."""
+    from encoderlab.deploy.sentence_transformers import TextVectors, vectors_of
 
     own = vectors_of(best_seed(model, silent))
-    return own if pooling is None else replace(own, pooling=pooling)
-
-
-def _judged(model: Path, pooling: Pooling | None, precision: Precision, check: Path | None) -> dict[str, Any]:
-    """The verdict of :func:`judge`; prints how vectors are made if sentence-transformers' files say so."""
-    from encoderlab.deploy.sentence_transformers import TextVectors
-
-    vectors = _vectors_of(model, pooling)
-    if vectors != TextVectors(pooling=vectors.pooling):
+    vectors = own if pooling is None else replace(own, pooling=pooling)
+    if own != TextVectors():
         scaled = ", scaled to length 1" if vectors.normalize else ""
         longest = f", at most {vectors.longest} tokens" if vectors.longest else ""
         before = f", {vectors.prompt!r} before each text" if vectors.prompt else ""
-        note(f"vectors as sentence-transformers makes them: {vectors.pooling}{scaled}{longest}{before}")
-    return judge(model, check, precision, pooling=vectors.pooling)
+        say(f"vectors as sentence-transformers makes them: {vectors.pooling}{scaled}{longest}{before}")
+    return vectors
 
 
 def _encoder(model: Path, precision: Precision) -> Model:
@@ -178,19 +175,13 @@ def _encoder(model: Path, precision: Precision) -> Model:
 
 
 def _encode(
-    model: Path,
-    texts: list[str] | None,
-    file: Path | None,
-    out: Path | None,
-    pooling: Pooling | None,
-    precision: Precision,
+    model: Path, texts: list[str] | None, file: Path | None, out: Path | None, how: TextVectors, precision: Precision
 ) -> dict[str, Any]:
     """Print the vectors, or write them to ``out``."""
     import numpy as np
 
     network = _encoder(model, precision)
-    given = iter(texts or ()) if file is None else _lines(file)
-    parts = _parts(network, given, _vectors_of(model, pooling), file)
+    parts = _parts(network, iter(texts or ()) if file is None else _lines(file), how, file)
     width = network.config.encoder.width
     if out is not None:
         with progress("encode") as show:

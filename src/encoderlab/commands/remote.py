@@ -29,7 +29,6 @@ def call(verb: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
         ConfigError: an output at a URL under torchrun, whose processes would all mirror it; or a file that is an input.
         DataError: an input that cannot be fetched, or an output that cannot be written.
     """
-
     with contextlib.ExitStack() as stack:
         inputs, files = set[str](), dict[str, str]()
 

@@ -138,13 +138,13 @@ def _with_remarks(function: Callable[..., T], *arguments: Any) -> tuple[T, list[
         return function(*arguments, remarks.append), remarks
 
 
-_loaded: dict[tuple[Path, str], Any] = {}  # the model of this process, by its path and identity; at most one
+_loaded: dict[ModelWork[Any], Any] = {}  # the model of this process, by the work that it is for; at most one
 
 
-def keep_model(model: Path, identity: str, loaded: Any) -> None:
+def keep_model(work: ModelWork[T], loaded: T) -> None:
     """Let :meth:`ModelWork.loaded` give ``loaded`` to the tasks of this process."""
     _loaded.clear()
-    _loaded[model, identity] = loaded
+    _loaded[work] = loaded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,14 +180,14 @@ class ModelWork(Generic[T]):
         Raises:
             ConfigError: this process sees another model.
         """
-        if (self.model, self.identity) not in _loaded:
+        if self not in _loaded:
             loaded, own = self.load(silent)
             if own != self.identity:
                 raise ConfigError(
                     f"{self.model}: differs on {platform.node()} from the model here; put one where all nodes see it"
                 )
-            keep_model(self.model, self.identity, loaded)
-        return _loaded[self.model, self.identity]  # type: ignore[no-any-return]
+            keep_model(self, loaded)
+        return _loaded[self]  # type: ignore[no-any-return]
 
     def __call__(self, source: Path, out: Path, say: Say) -> dict[str, Any]:
         raise NotImplementedError
@@ -245,10 +245,10 @@ def for_each_file(
     verdict = judge()
     loaded, identity = work.load(note)  # a wrong model is refused before any work
     about = work.about(loaded)
-    if not where.several:
-        keep_model(work.model, identity, loaded)
-    del loaded
     work = replace(work, identity=identity)
+    if not where.several:
+        keep_model(work, loaded)
+    del loaded
     asked = {"verb": work.verb, "model": identity, **work.asked()}
     sees = [out, *places, *([work.model] if work.model.exists() else [])]
     with held_folder(out), where.tasks(sees) as tasks, progress(work.verb) as show:
