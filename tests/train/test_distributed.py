@@ -249,7 +249,7 @@ def test_resumed_on_another_number_of_processes(tmp_path: Path, alone: Path) -> 
     with pytest.raises(Stopped):
         run(tmp_path, WIDE, session=Budget(amount=3))
     changes = CHANGES | {"execution.parallel": "fsdp", "checkpoints.steps": 2}
-    process = start(tmp_path, changes, "--die-at", 3, "--slow", 0.3, processes=2)
+    process = start(tmp_path, changes, "--die-at", 3, "--stored", 5, processes=2)
     process.communicate(timeout=120)
     assert process.returncode != 0
     assert sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*"))[-1] == "step-000005"

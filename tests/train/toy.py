@@ -1,9 +1,10 @@
 """A small language model and batch source of its own, so that the loop is tested without corpus, tokenizer or encoder.
 
 Run as a script it trains in a folder, for the tests that kill processes or start several:
-    python toy.py OUT '{"recipe field": value}' [--die-at STEP] [--fail-at STEP] [--slow SECONDS] [--scores 1]
-The last process fails; with scores, each has others. A slow run is fast as soon as there is a file ``fast`` next to
-OUT.
+    python toy.py OUT '{"recipe field": value}' [--die-at STEP [--stored STEP]] [--fail-at STEP] [--slow SECONDS]
+        [--scores 1]
+A process dies once the checkpoint ``stored`` is whole. The last process fails; with scores, each has others. A slow
+run is fast as soon as there is a file ``fast`` next to OUT.
 """
 
 from __future__ import annotations
@@ -194,7 +195,8 @@ def main() -> int:
     out, changes, *rest = sys.argv[1:]
     options = dict(zip(rest[::2], map(float, rest[1::2]), strict=True))
     recipe = config.override(RECIPE, json.loads(changes))
-    die_at, fail_at, slow = options.get("--die-at"), options.get("--fail-at"), options.get("--slow", 0.0)
+    die_at, stored, fail_at = (options.get(name) for name in ("--die-at", "--stored", "--fail-at"))
+    slow = options.get("--slow", 0.0)
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     step = validated = 0
 
@@ -202,6 +204,8 @@ def main() -> int:
         def __next__(self) -> Batch:
             nonlocal step
             if step == die_at:
+                while stored and not (Path(out) / "checkpoints" / checkpoint.name(int(stored))).exists():
+                    time.sleep(0.01)  # checkpoints are written behind training, which may be slow elsewhere
                 os.kill(os.getpid(), signal.SIGKILL)
             if step == fail_at and rank == world - 1:
                 raise DataError("shard 7 is damaged")
