@@ -31,7 +31,7 @@ from encoderlab.nn.heads import (
 )
 from encoderlab.nn.init import initialize
 from encoderlab.nn.noise import Noise
-from encoderlab.nn.positions import counted, places
+from encoderlab.nn.positions import at_places, counted, places
 from encoderlab.nn.scope import checked_documents
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class Model(nn.Module):
         if positions is None:  # not computed before
             positions = places(states.scope.doc, source.shape[1], source.device)
         position = self.mask_positions[positions.expand(batch, -1).gather(1, at)]
-        queries = source.gather(1, at[..., None].expand(-1, -1, source.shape[-1])) + position
+        queries = at_places(source, at) + position
         return encoder.query_stream(states, queries, at, layers=(last, last), noise=noise)[rows, slots]
 
     def with_config(self, config: ModelConfig) -> Model:

@@ -241,14 +241,13 @@ def test_the_last_layer_at_chosen_places_is_the_last_layer() -> None:
     doc[0, 11:], doc[1, 6:14], doc[1, 14:] = -1, 1, -1
     at, rows, slots = torch.tensor([[0, 10, 0], [3, 7, 13], [0, 0, 0]]), [0, 0, 1, 1, 1], [0, 1, 0, 1, 2]
     chosen = Chosen(at, torch.tensor(rows), torch.tensor(slots))  # none of row 2
-    tried = [config for config in PRODUCT if config.conv_branch is None]
-    for config in tried:
+    padding = [replace(BASE, conv=SpanDynamic(mask_padding=False, share_value=shared)) for shared in (True, False)]
+    for config in [*PRODUCT, *padding]:
         encoder = make(config).eval()
         whole = encoder(ids, doc=doc, segments=segments).last[chosen.rows, chosen.places]
         states = encoder(ids, doc=doc, segments=segments, depth=encoder.depth - 1)
         torch.testing.assert_close(encoder.last_layer_at(states, chosen), whole, atol=1e-4, rtol=1e-4)
-    assert {type(config.position) for config in tried} == set(get_args(Position))
-    assert Bottleneck in {type(config.conv) for config in tried}
+        assert encoder.splits_last_layer
 
 
 @pytest.mark.parametrize("kernel", [0, 2, 4])

@@ -16,6 +16,7 @@ from encoderlab.models.base import ModelConfig, resized
 from encoderlab.models.flops import forward, spared, training
 from encoderlab.nn.embeddings import Adaptive
 from encoderlab.nn.positions import Absolute
+from encoderlab.nn.spanconv import DepthwiseSeparable, Dynamic, Light, SpanDynamic
 from encoderlab.objectives.causal import CausalSettings
 from encoderlab.objectives.distill import DistillSettings
 from encoderlab.objectives.mlm import MLMSettings
@@ -55,6 +56,7 @@ def test_a_token_costs_what_torch_counts(name: str, changes: dict[str, Any]) -> 
     assert counter.get_total_flops() / batch.num_tokens == pytest.approx(expected, rel=0.01)
 
 
+CONVOLUTIONS = (DepthwiseSeparable(), Light(), Dynamic(), SpanDynamic(), SpanDynamic(share_value=True))
 C2P = replace(recipe("deberta-tiny").model.encoder.position, terms=("c2p",))  # p2c's products read all tokens
 PAIRS = ((0, 0), (1, 1), (2, 2))
 
@@ -64,6 +66,7 @@ PAIRS = ((0, 0), (1, 1), (2, 2))
     [
         ("mlm", "xlnet-tiny", {}, None),  # the query stream does not run
         ("mlm", "deberta-v2-tiny", {"layers": 1, "position": Absolute(length=64)}, None),
+        *[("mlm", "bert-tiny", {"conv": conv}, None) for conv in CONVOLUTIONS],
         ("causal", "xlnet-tiny", {"causal": True}, None),
         ("causal", "transformer-xl-tiny", {"adaptive": Adaptive(cutoffs=(400,), divisor=2)}, None),
         ("distill", "distilbert-tiny", {}, resized(recipe("deberta-tiny").model, position=C2P)),

@@ -115,14 +115,17 @@ def attention_scores(encoder: EncoderConfig, length: int) -> float:
 def spared(config: ModelConfig, length: int, *, predicted: float) -> float:
     """Operations per token that a forward pass saves when the loss needs only the ``predicted`` tokens.
 
-    These are the last layer's queries, output map and feed-forward at the other places. 0 if a convolution reads those
-    places, or if :func:`forward` counts a query stream instead.
+    These are the last layer's queries, kernels, output map and feed-forward at the other places. 0 if the stem's
+    convolution follows that layer, or if :func:`forward` counts a query stream instead.
     """
     encoder = config.encoder
     if not encoder.splits_last_layer or config.mask_decoder or config.mask_vector or config.lm is None:
         return 0.0
-    last = layer_forward(encoder, length, layer=encoder.depth - 1)
-    return (1 - predicted) * (sum(last.values()) - _keys_and_values(encoder, length))
+    last, conv = layer_forward(encoder, length, layer=encoder.depth - 1), encoder.conv_branch
+    needed = _keys_and_values(encoder, length)
+    if conv is not None:
+        needed += conv.operations_of_neighbours(encoder.width, encoder.attention_width)
+    return (1 - predicted) * (sum(last.values()) - needed)
 
 
 def _query_stream(config: ModelConfig, layers: Sequence[dict[str, float]], predicted: float) -> float:

@@ -204,8 +204,8 @@ class EncoderConfig(Bounded):
 
     @property
     def splits_last_layer(self) -> bool:
-        """Whether the last layer can be computed at chosen places only: no convolution reads the others."""
-        return self.conv_branch is None and (self.stem_conv is None or self.depth > 1)
+        """Whether the last layer can be computed at chosen places only: the stem's convolution does not follow it."""
+        return self.stem_conv is None or self.depth > 1
 
     @property
     def attention_width(self) -> int:

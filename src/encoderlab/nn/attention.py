@@ -89,7 +89,10 @@ class Attention(nn.Module):
         attended = kernels.attend(content, k, v, **terms, **how)
         attended = attended.transpose(1, 2).flatten(2)
         if self.conv is not None:
-            attended = torch.cat([attended, self.conv(x, query, value, scope.doc)], dim=-1)
+            if scope.at is not None:
+                assert isinstance(source, Tensor)  # a query stream has no convolution
+                x = source[:, scope.remembered :]
+            attended = torch.cat([attended, self.conv(x, query, value, scope.doc, scope.at)], dim=-1)
         return attended, Keyed(key, value) if scope.keep_keyed else None
 
     def scores(self, x: Tensor, scope: Scope) -> Tensor:

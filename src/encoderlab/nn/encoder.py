@@ -22,7 +22,7 @@ from encoderlab.nn.block import Block
 from encoderlab.nn.embeddings import Embeddings
 from encoderlab.nn.kernels.operation import exporting
 from encoderlab.nn.noise import Noise
-from encoderlab.nn.positions import Distances, RelativeShift, Rotary, counted, places, rotations
+from encoderlab.nn.positions import Distances, RelativeShift, Rotary, at_places, counted, places, rotations
 from encoderlab.nn.recording import Recordings
 from encoderlab.nn.scope import (
     Nearby,
@@ -258,13 +258,13 @@ class Encoder(nn.Module):
     def last_layer_at(self, states: States, chosen: Chosen, noise: Noise | None = None) -> Tensor:
         """Compute the last layer at chosen places only: (S, D), from ``states`` of the layers before it.
 
-        Keys and values are computed at every place, everything else at the chosen places, which is all that a loss on
-        few places needs. Dropout masks belong to the slots of ``chosen.at``. Works only where :attr:`splits_last_layer`
-        is true.
+        Keys and values, also those of a convolution, are computed at every place, everything else at the chosen
+        places, which is all that a loss on few places needs. Dropout masks belong to the slots of ``chosen.at``. Works
+        only where :attr:`splits_last_layer` is true.
         """
         at, rows, slots = chosen
         scope = replace(states.scope.of_queries(at), keep_keyed=False)
-        x = states.last.gather(1, at[..., None].expand(-1, -1, states.last.shape[-1]))
+        x = at_places(states.last, at)
         (scope,) = self._of_layers(scope, noise, [self.depth - 1], self.depth - 1)
         x, _ = self.block(self.depth - 1)(x, states.last, scope)
         return self._finish(x, noise)[rows, slots]

@@ -21,6 +21,7 @@ from encoderlab.nn import kernels
 from encoderlab.nn.embeddings import Adaptive, Embeddings
 from encoderlab.nn.feedforward import Activation, activation
 from encoderlab.nn.norms import Norm
+from encoderlab.nn.positions import at_places
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -413,7 +414,7 @@ class SpanHead(nn.Module):
         """End logits (B, S, L) for each of S ``starts`` (B, S); variant ``independent`` ignores the starts."""
         if self.config.variant == "independent":
             return self.out(x)[..., 1][:, None].expand(-1, starts.shape[1], -1)
-        chosen = x.gather(1, starts[..., None].expand(-1, -1, x.shape[-1]))
+        chosen = at_places(x, starts)
         # A dense map of two concatenated vectors is the sum of two maps, so every token is mapped once, not once per
         # start.
         conditional, width = self.config.variant == "conditional", x.shape[-1]

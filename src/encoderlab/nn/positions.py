@@ -279,6 +279,14 @@ def places(doc: Tensor | None, length: int, device: torch.device) -> Tensor:
     return index[None] if doc is None else index - document_starts(doc)
 
 
+def at_places(x: Tensor, at: Tensor | None) -> Tensor:
+    """``x`` (B, L, ...) at places ``at`` (B, T) of each row: (B, T, ...); ``x`` itself if ``at`` is None."""
+    if at is None:
+        return x
+    first = torch.arange(x.shape[0], device=x.device)[:, None] * x.shape[1]
+    return x.flatten(0, 1).index_select(0, (first + at).flatten()).unflatten(0, at.shape)
+
+
 def counted(ids: Tensor, offset: int) -> Tensor:
     """Position of each token as ``transformers`` counts it, (B, L) or (1, L).
 

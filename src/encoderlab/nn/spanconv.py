@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from encoderlab.config import Bounded, Count, Short
 from encoderlab.errors import ConfigError
 from encoderlab.nn import kernels
 from encoderlab.nn.kernels.plain import dynamic_convolution
+from encoderlab.nn.positions import at_places
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +53,10 @@ class WindowedConvolution(Bounded, ABC):
         :mod:`encoderlab.models.flops` counts them.
         """
 
+    def operations_of_neighbours(self, width: int, inner: int) -> float:
+        """Those of :meth:`operations` that every token costs, even for outputs at few places."""
+        return 2.0 * (width + self.kernel) * inner
+
 
 @dataclass(frozen=True, kw_only=True)
 class SpanDynamic(WindowedConvolution):
@@ -68,6 +74,9 @@ class SpanDynamic(WindowedConvolution):
     def operations(self, width: int, inner: int, heads: int) -> float:
         maps = width * inner * (1 if self.share_value else 2) + inner * heads * self.kernel
         return 2.0 * (maps + self.kernel * (width + inner))
+
+    def operations_of_neighbours(self, width: int, inner: int) -> float:
+        return 2.0 * (self.kernel * (width + inner) + (0 if self.share_value else width * inner))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +117,9 @@ class DepthwiseSeparable(WindowedConvolution):
     def operations(self, width: int, inner: int, heads: int) -> float:
         return 2.0 * (self.kernel * width + width * inner)
 
+    def operations_of_neighbours(self, width: int, inner: int) -> float:
+        return 2.0 * self.kernel * width
+
 
 Branch = SpanDynamic | Dynamic | Light | DepthwiseSeparable  # convolutions that run next to attention
 Convolution = Bottleneck | Branch
@@ -123,7 +135,8 @@ def kept_heads(heads: int, head_ratio: int) -> int:
 class ConvolutionHeads(nn.Module):
     """The convolution branch: x (B, L, D), attention's queries (B, L, A) and values (B, M, A) -> (B, L, A).
 
-    Memory is not convolved: only the values of the row are read.
+    Memory is not convolved: only the values of the row are read. With ``at`` (B, T), queries (B, T, A) -> (B, T, A),
+    the outputs at these places.
     """
 
     def __init__(self, config: Branch, width: int, heads: int, head_width: int) -> None:
@@ -146,13 +159,18 @@ class ConvolutionHeads(nn.Module):
             self.depthwise = nn.Parameter(torch.empty(width, config.kernel))
             self.pointwise = nn.Linear(width, inner)
 
-    def forward(self, x: Tensor, query: Tensor, value: Tensor, doc: Tensor | None) -> Tensor:
-        config = self.config
-        seen = doc if config.mask_padding else None
-        if isinstance(config, DepthwiseSeparable):
-            return self.pointwise(kernels.depthwise(x, self.depthwise, seen))
-        values, logits = self._values_and_kernels(x, query, value, seen)
-        return kernels.dynamic_convolution(values, logits, self.heads, seen)
+    def forward(self, x: Tensor, query: Tensor, value: Tensor, doc: Tensor | None, at: Tensor | None = None) -> Tensor:
+        seen = doc if self.config.mask_padding else None
+        if isinstance(self.config, DepthwiseSeparable):
+            return self._separable(x, seen, at)
+        values, logits = self._values_and_kernels(x, query, value, seen, at)
+        if at is None:
+            return kernels.dynamic_convolution(values, logits, self.heads, seen)
+        # To convolve every place costs little beside the maps. Places that are not chosen have the scores 0.
+        slots = torch.arange(1, 1 + at.shape[1], device=at.device).expand_as(at)
+        slots = at.new_zeros(x.shape[:2]).scatter(1, at, slots)
+        logits = at_places(F.pad(logits, (0, 0, 1, 0)), slots)
+        return at_places(kernels.dynamic_convolution(values, logits, self.heads, seen), at)
 
     def weights(self, x: Tensor, query: Tensor, value: Tensor, doc: Tensor | None) -> Tensor:
         """The weight that every head gives to every token of the row: (B, H, L, L).
@@ -170,18 +188,18 @@ class ConvolutionHeads(nn.Module):
         return read.unflatten(-1, (self.heads, length)).transpose(1, 2)
 
     def _values_and_kernels(
-        self, x: Tensor, query: Tensor, value: Tensor, seen: Tensor | None
+        self, x: Tensor, query: Tensor, value: Tensor, seen: Tensor | None, at: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The values to convolve, (B, L, A), and the scores of the kernels' taps, (B, L, H J)."""
+        """The values to convolve, (B, L, A), and the scores of the taps of the queries' kernels, (B, L or T, H J)."""
         config = self.config
         if isinstance(config, SpanDynamic):
             values = value[:, -x.shape[1] :] if self.value is None else self.value(x)
-            return values, self.kernel(self._span(x, seen) * query)
+            return values, self.kernel(self._separable(x, seen, at) * query)
         assert self.value is not None
         values = self.value(x)
         if isinstance(config, Light):
-            return values, self.weight.to(values.dtype).flatten().expand(*x.shape[:2], -1)
-        return values, self.kernel(values)
+            return values, self.weight.to(values.dtype).flatten().expand(*query.shape[:2], -1)
+        return values, self.kernel(at_places(values, at))
 
     @property
     def mixes(self) -> bool:
@@ -192,8 +210,8 @@ class ConvolutionHeads(nn.Module):
         """Outputs of attention heads and convolution heads, concatenated, from x (B, L, D) and qkv (B, L, 3 A)."""
         assert isinstance(self.config, SpanDynamic) and self.value is not None
         seen = doc if self.config.mask_padding else None
-        parts = self.value(x), self._span(x, seen), self.kernel.weight, self.kernel.bias
+        parts = self.value(x), self._separable(x, seen), self.kernel.weight, self.kernel.bias
         return kernels.mixed_attention(qkv, *parts, self.heads, doc=seen, **attention)
 
-    def _span(self, x: Tensor, seen: Tensor | None) -> Tensor:
-        return self.pointwise(kernels.depthwise(x, self.depthwise, seen))
+    def _separable(self, x: Tensor, seen: Tensor | None, at: Tensor | None = None) -> Tensor:
+        return self.pointwise(at_places(kernels.depthwise(x, self.depthwise, seen), at))

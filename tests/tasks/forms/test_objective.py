@@ -34,7 +34,7 @@ def test_the_last_layer_at_the_summaries_alone_is_the_last_layer(family: str, ki
         objective.zero_grad()
         (term,) = objective(batch)[0].values()
         term.sum.backward()
-        assert len(objective.states(batch).layers) == (2 if summary and family != "convbert" else 3)
+        assert len(objective.states(batch).layers) == (2 if summary else 3)
         return [term.sum.detach()] + [p.grad.clone() for p in objective.parameters() if p.grad is not None]
 
     torch.testing.assert_close(found(True), found(False), rtol=1e-4, atol=1e-5)
