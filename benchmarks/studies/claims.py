@@ -68,7 +68,8 @@ def judged(one: dict[str, Any]) -> str:
     verdict = f"**{one['verdict']}**"
     if one["verdict"].startswith("cannot"):
         needed = one["needed"] and max(one["needed"], one["seeds"] + 1)
-        verdict = "cannot be told" + (f"; {needed:,} seeds, {2 * needed * one['amount']:.1e}" if needed else "")
+        cost = f"{needed} seeds, {2 * needed * one['amount']:.1e}" if needed and needed < 1000 else "1,000 seeds or more"
+        verdict = "cannot be told" + (f"; {cost}" if needed else "")
     return f"| {one['amount']:.0e}, {one['seeds']} | {one['by']} {effect} ({low} to {high}) | {verdict} |"
 
 
