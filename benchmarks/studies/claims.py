@@ -96,8 +96,12 @@ def arms(found: dict[str, Any]) -> list[str]:
         tokens = f"{runs[0]['numbers']['tokens'] / 1e6:.2f} M"
         shown = []
         for measure in measures:
+            values = [run["scores"][measure] for run in runs]
+            if None in values:  # of losses that are not of tokens
+                shown.append("")
+                continue
             unit = 1 if measure in LOWER else 100
-            low, high = mean_interval([unit * run["scores"][measure] for run in runs])
+            low, high = mean_interval([unit * value for value in values])
             shown.append(f"{(low + high) / 2:.4g} ± {(high - low) / 2:.2g}")
         lines.append(f"| {name}{' †' * (name in marked)} | {tokens} | {' | '.join(shown)} |")
     return lines
