@@ -166,7 +166,7 @@ class ConvolutionHeads(nn.Module):
         values, logits = self._values_and_kernels(x, query, value, seen, at)
         if at is None:
             return kernels.dynamic_convolution(values, logits, self.heads, seen)
-        # To convolve every place costs little beside the maps. Places that are not chosen have the scores 0.
+        # To convolve every place costs little, compared with the maps. Places that are not chosen have the scores 0.
         slots = torch.arange(1, 1 + at.shape[1], device=at.device).expand_as(at)
         slots = at.new_zeros(x.shape[:2]).scatter(1, at, slots)
         logits = at_places(F.pad(logits, (0, 0, 1, 0)), slots)
