@@ -46,8 +46,9 @@ arms of the study of objectives have relative positions, and those of masks, ELE
 pairs and norms rotary ones and no dropout. The architectures, static masks and ALBERT's sharing still have those of
 their papers, so the losses of architectures differ here mostly by positions. DistilBERT's teacher is small-en, and its
 forward pass counts. Of ELECTRA's arms the loss and the pairs are the generator's, so the probe says more. ConvBERT's
-parts are compared by masked prediction for this reason. The last layer is computed at the predicted places alone,
-except where it has a convolution, so arms with convolutions read fewer tokens.
+parts are compared by masked prediction for this reason. The last layer is computed at the predicted places alone; in
+the runs of ConvBERT's parts below, it was computed everywhere where it has a convolution, so those arms read fewer
+tokens. Masked losses of sentence pairs are of their own rows, whose texts are shorter than those without pairs.
 
 **Effect**: the mean difference over seeds, positive if the claim is right, with its 95% interval; of losses in nats, of
 minimal pairs (BLiMP) and probes in points. **Holds**: better beyond chance, after Holm's correction over all
