@@ -12,17 +12,20 @@ import torch
 for package in ("starlette", "uvicorn", "httptools", "orjson", "prometheus_client"):
     pytest.importorskip(package)
 
+from encoderlab.deploy.sentence_transformers import Prompts  # noqa: E402
 from encoderlab.deploy.serve import handlers  # noqa: E402
 from encoderlab.deploy.serve.service import Service  # noqa: E402
 from encoderlab.deploy.serve.texts import Refused  # noqa: E402
 from encoderlab.deploy.serve.why import ExplanationRequest  # noqa: E402
 from encoderlab.inference import encode, fill_mask  # noqa: E402
+from encoderlab.model import Model  # noqa: E402
 from encoderlab.nn.heads import Classification, Tagging  # noqa: E402
 from encoderlab.tasks.data.examples import Question, TaggedWords, Text  # noqa: E402
 from encoderlab.tasks.forms.base import softmax  # noqa: E402
 from encoderlab.tasks.runs.predict import Predictor, task_of_model  # noqa: E402
-from tests.deploy.served import serving, with_head  # noqa: E402
+from tests.deploy.served import serving, unit, with_head  # noqa: E402
 from tests.deploy.test_export import small  # noqa: E402
+from tests.tasks.tiny import tokenizer  # noqa: E402
 
 TEXT = "the red cat sat on the mat ."
 
@@ -132,6 +135,19 @@ def test_guesses_and_vectors() -> None:
     assert abs(near["gap"]) < 1e-2
 
 
+def test_the_usual_prompt_stands_before_explained_texts() -> None:
+    model, prompt, texts = small("bert-tiny"), "the big ", ("red cat", "a dog")
+    prompts = Prompts({"query": prompt}, "query")
+    service = Service(model, None, name="m", pooling="mean", normalize=True, prompts=prompts)
+    one, other = unit(encode(model, [prompt + text for text in texts]))
+    for method in ("gradients", "words"):
+        found = explained(service, *texts, method=method)
+        assert found["number"] == pytest.approx(float(one @ other), abs=1e-5)
+        places = [token["start"] for token in found["tokens"]]
+        assert places == [None, None, None, 0, 4, None]
+    assert [word["text"] for word in found["words"]] == ["red", "cat"]
+
+
 def test_attention_is_shown_as_attention() -> None:
     service = served(small("deberta-v3-tiny"), head=False)
     found = explained(service, TEXT, method="attention", layer=1, head=1)
@@ -155,11 +171,26 @@ def test_what_cannot_be_explained(texts: tuple[str, ...], asked: dict[str, Any],
     assert isinstance(found, Refused) and message in str(found)
 
 
+@pytest.mark.parametrize("fields", [{"target": "the"}, {"at": 3}])
+def test_fields_without_effect_are_refused(fields: dict[str, Any]) -> None:
+    service = served(small("bert-tiny"), head=False)
+    with pytest.raises(Refused, match="is.* here; leave it out"):
+        explained(service, TEXT, TEXT, **fields)
+
+
 def test_heads_whose_ends_depend_on_the_start_show_attention_alone() -> None:
     service = served(small("electra-tiny", "span"))
     with pytest.raises(Refused, match="only attention can be shown"):
         explained(service, "who ?", TEXT)
     assert explained(service, "who ?", TEXT, method="attention")["heads"] == 2
+
+
+def test_the_usual_mask_stands_for_the_one_of_the_model() -> None:
+    """As in the task of the model; the page explains what it sent there."""
+    model = Model(small("roberta-tiny").config, tokenizer("roberta")).initialize(1).eval()
+    with serving(model) as asked:
+        own, usual = (asked("/explain", {"inputs": f"the {mask} cat", "steps": 1}) for mask in ("<mask>", "[MASK]"))
+        assert own[0] == usual[0] == 200 and own[1]["target"] == usual[1]["target"]
 
 
 def test_a_server_explains_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,13 +203,17 @@ def test_a_server_explains_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
         status, found, _ = asked("/explain", {"inputs": TEXT, "target": "fine"})
         assert (status, found["error_type"]) == (422, "Validation") and "is none of" in found["error"]
         assert asked("/explain", {"inputs": TEXT, "steps": 0})[0] == 422
+        for method, field in (("words", "steps"), ("gradients", "layer"), ("attention", "at")):
+            status, found, _ = asked("/explain", {"inputs": TEXT, "method": method, field: 1})
+            assert status == 422 and found["error"].startswith(f"`{field}` has no effect on the method {method}")
         assert asked("/explain", {"inputs": [TEXT, TEXT, TEXT]})[0] == 422
         long = {"inputs": "cat " * 400}
         assert asked("/explain", long | {"method": "gradients", "steps": 1})[0] == 200
         for method, steps, tokens in (("words", 1, "161,603"), ("gradients", 128, "52,390")):
             with monkeypatch.context() as patch:
                 patch.setattr(handlers, "EXPLAINED", 50_000)
-                status, found, _ = asked("/explain", long | {"method": method, "steps": steps})
+                more = {"steps": steps} if method == "gradients" else {}
+                status, found, _ = asked("/explain", long | {"method": method} | more)
                 assert status == 422 and f"would read {tokens} tokens, at most 50,000" in found["error"]
         monkeypatch.setattr(handlers, "ATTENDED", 402)
         status, found, _ = asked("/explain", long | {"method": "attention"})

@@ -20,6 +20,7 @@ from encoderlab.deploy.serve import handlers  # noqa: E402
 from encoderlab.deploy.serve.http import Guard  # noqa: E402
 from encoderlab.inference import encode, fill_mask  # noqa: E402
 from encoderlab.interchange import huggingface  # noqa: E402
+from encoderlab.interchange.heads import NUMBER  # noqa: E402
 from encoderlab.nn.heads import Classification, Span, Tagging  # noqa: E402
 from encoderlab.tasks.data.examples import Text  # noqa: E402
 from encoderlab.tasks.forms.plain_words import words_of  # noqa: E402
@@ -63,6 +64,14 @@ def test_masks_are_filled_as_by_fill_mask(pretrained: Asked) -> None:
     assert np.allclose([one["score"] for one in found], [guess.score for guess in wanted], atol=1e-6)
 
 
+def test_a_text_with_a_mask_becomes_a_vector_where_fields_say_how(pretrained: Asked) -> None:
+    vectors = pretrained("/embed", {"inputs": "the [MASK] cat", "normalize": True})[1]
+    for body in ({"inputs": "the [MASK] cat", "normalize": True}, {"inputs": "the [MASK] cat", "dimensions": 64}):
+        assert np.allclose(pretrained("/", body)[1], vectors, atol=1e-6)
+    guesses = pretrained("/", {"inputs": "the [MASK] cat", "normalize": None, "options": {"use_cache": False}})[1]
+    assert guesses[0].keys() == {"score", "token", "token_str", "sequence"}
+
+
 def test_a_request_gets_so_many_guesses_and_no_more(pretrained: Asked) -> None:
     size = pretrained.server.service.tokenizer.vocab_size
     body = {"inputs": ["[MASK] [MASK]"] * 40, "parameters": {"top_k": 1000}}
@@ -95,6 +104,7 @@ def test_about_the_server(pretrained: Asked) -> None:
     assert pretrained("/health")[0] == pretrained("/live")[0] == pretrained("/ping")[0] == 200
     info = pretrained("/info")[1]
     assert info["model_type"] == {"embedding": {"pooling": "mean"}} and info["max_batch_tokens"] == 256
+    assert info["vectors"] is True
     pretrained("/embed", {"inputs": "a"})
     assert pretrained("/embed", {"inputs": 1})[0] == 422
     metrics = list(text_string_to_metric_families(pretrained("/metrics")[1]))
@@ -242,7 +252,8 @@ def test_no_page_of_another_origin_reads_answers(pretrained: Asked) -> None:
 
 
 def test_keys_are_asked_for_before_anything_else() -> None:
-    guard = Guard(keys=(b"another-key-of-this", KEY.encode()), open=("/health",), cors="https://mine.example")
+    keys = (b"another-key-of-this", KEY.encode())
+    guard = Guard(keys=keys, open=("/health",), pages=("/",), cors="https://mine.example")
     with serving(tiny("bert-tiny").eval(), guard=guard) as asked:
         for path in ("/embed", "/v1/embeddings", "/", "/nowhere"):
             assert asked(path, {"inputs": "a"})[0] == 401
@@ -253,6 +264,7 @@ def test_keys_are_asked_for_before_anything_else() -> None:
         status, found, headers = asked("/info")
         assert (status, headers["www-authenticate"]) == (401, "Bearer") and KEY not in json.dumps(found)
         assert asked("/metrics")[0] == 401 and asked("/health")[0] == 200
+        assert asked("/", method="HEAD")[0] == asked("/")[0] == 200  # the page
         for spelled in ("//info", "/health/../info", "/%69nfo"):
             assert asked(spelled)[0] == 401
         status, _, headers = asked("/embed", {"inputs": "a"}, Authorization=f"Bearer {KEY}")
@@ -283,6 +295,18 @@ def test_classes_and_pairs() -> None:
         assert status == 422 and "2 of 3 examples have no second text (the first: inputs[0])" in found["error"]
         assert asked("/embed", {"inputs": "a"})[0] == 424
         assert asked("/info")[1]["model_type"]["classifier"]["label2id"] == {"good": 0, "bad": 1, "so-so": 2}
+
+
+def test_a_number_goes_through_the_function_that_is_asked_for() -> None:
+    predictor = with_head(Classification(labels=1), NUMBER)
+    with serving(predictor.model, predictor) as asked:
+
+        def score(**parameters: str) -> float:
+            return asked("/", {"inputs": "red", "parameters": parameters})[1][0][0]["score"]
+
+        assert score() == score(function_to_apply="none")
+        assert score(function_to_apply="sigmoid") == pytest.approx(1 / (1 + np.exp(-score())))
+        assert score(function_to_apply="softmax") == 1
 
 
 def test_several_labels_have_a_probability_each() -> None:

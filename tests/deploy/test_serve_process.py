@@ -273,6 +273,10 @@ def test_prompts_of_sentence_transformers_are_put_before_texts(tmp_path: Path) -
         assert np.allclose(of_openai["embedding"], default, atol=1e-6)
         status, found, _ = asked("/embed", {"inputs": "sat", "prompt_name": "passage"})
         assert status == 422 and "no prompt called 'passage': it has query, document" in found["error"]
+        with serving(Service.of(tmp_path), accept_ids=True) as takes_ids:
+            status, found, _ = takes_ids("/embed", {"inputs": [[9, 8]]})
+            assert status == 422 and "prompt stands before texts, not before token ids" in found["error"]
+            assert takes_ids("/embed", {"inputs": [[9, 8]], "prompt_name": "document"})[0] == 200
         (tokens,) = asked("/tokenize", {"inputs": "sat", "prompt_name": "query"})[1]
         assert [token["text"] for token in tokens if not token["special"]][-1] == "sat" and len(tokens) > 4
     place.write_text(json.dumps({"prompts": named, "default_prompt_name": "passage"}))
@@ -332,6 +336,13 @@ def test_two_models_have_limits_and_names_of_their_own(tmp_path: Path, monkeypat
         assert [one["id"] for one in asked("/beside/v1/models")[1]["data"]] == ["long"]
         assert asked("/beside/v1/models/long")[0] == asked("/v1/models/short")[0] == 200
         both.engine.stop()
+
+
+def test_a_port_is_taken_before_the_model_is_loaded() -> None:
+    """Else a second server would say that it is at the port of one that still loads, and fail afterwards."""
+    with Address(port=0).listen() as first:
+        with pytest.raises(ConfigError, match="cannot listen on 127.0.0.1"):
+            Address(port=first.getsockname()[1]).listen()
 
 
 def test_workers_do_not_share_the_port_of_other_workers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

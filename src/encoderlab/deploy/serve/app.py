@@ -186,8 +186,9 @@ class Server:
                 "docker_label": None,
                 "family": service.model.config.family,
                 "task": service.form or ("fill-mask" if service.fills_masks else "states"),
+                "vectors": service.gives_vectors,
                 "pairs": None if service.predictor is None else getattr(service.predictor.form.settings, "pairs", None),
-                "mask_token": service.tokenizer.token(service.tokenizer.special.mask),
+                "mask_token": service.mask,
                 "beside": None if self.beside is None else self.beside.lane,
             }
         )

@@ -23,6 +23,7 @@ Handler = Callable[[Any, Call], Awaitable[Any]]
 RIGHT = ("Right", "right")  # where texts are cut by default
 GUESSES = 10_000  # of all masks of a request; of texts of 500 tokens they take 1.3 s, and 36 MB of JSON
 STATES = 2**24  # numbers of all states of a request, 180 MB of JSON
+EXPLAINED_BY = {"gradients": ("target", "at", "steps"), "words": ("target", "at"), "attention": ("layer", "head")}
 EXPLAINED = 65_536  # tokens of all sequences of an explanation; other requests wait for it
 ATTENDED = 1024  # tokens whose attention is shown: a number for every two of them
 
@@ -176,9 +177,10 @@ class Handlers:
         works, _ = await call.prepared(lambda: self.service.items(examples))
         classes = []
         for scores in await call.computed(works):
-            if function == "none" or self.service.labels == NUMBER:
+            if function == "none" or (function is None and self.service.labels == NUMBER):
                 values = scores.tolist()
-            elif function is None and self.service.predictor is not None:
+            elif function is None:
+                assert self.service.predictor is not None
                 values = self.service.predictor.form.shares(scores).tolist()
             elif function == "sigmoid":
                 values = (1 / (1 + np.exp(-scores))).tolist()
@@ -299,21 +301,23 @@ class Handlers:
         return answers[:top] if top else answers[0]
 
     async def pretrained(self, body: Any, call: Call) -> Any:
-        """``POST /`` for a model without a fine-tuned head: vectors, similarities, or masks if the text has one."""
+        """``POST /`` for a model without a fine-tuned head: vectors, similarities, or masks if the text has one and no
+        field says how its vector is made."""
         if isinstance(body, shapes.Similarity):
             return await self.similarity(body, call)
-        texts = _several(body.inputs)
-        mask = self.service.tokenizer.token(self.service.tokenizer.special.mask)
-        masked = [isinstance(text, str) and (mask in text or "[MASK]" in text) for text in texts]
+        texts = [text if isinstance(text, list) else self._with_masks(text) for text in _several(body.inputs)]
+        mask = self.service.mask
+        masked = [isinstance(text, str) and mask in text for text in texts]
         vectors = self.service.gives_vectors and not any(masked)
-        if isinstance(body, shapes.Embed) and (vectors or not self.service.fills_masks):
-            return await self.embed(body, call)
+        if isinstance(body, shapes.Embed):
+            how = shapes.given(body) - {"inputs", "options"}
+            if vectors or how or not self.service.fills_masks:
+                return await self.embed(body, call)
         call.check(texts)
         if not all(masked):
             raise Problem(422, f"a text has no {mask}; write it where the model should predict a word")
         parameters = getattr(body, "parameters", None) or shapes.MaskParameters()
         top = parameters.top_k or 5
-        texts = [text.replace("[MASK]", mask) for text in texts]
         encodings = await call.prepared(lambda: self.service.tokenizer.encode_batch(texts))
         targets = None if parameters.targets is None else tuple(_several(parameters.targets))
         count = sum(int((one.ids == self.service.tokenizer.special.mask).sum()) for one in encodings)
@@ -333,6 +337,10 @@ class Handlers:
         ]
         return answers[0] if isinstance(body.inputs, str) else answers
 
+    def _with_masks(self, text: str) -> str:
+        """``text`` with the model's own mask for ``[MASK]``, which stands for it in every family."""
+        return text.replace("[MASK]", self.service.mask) if self.service.fills_masks else text
+
     # Why
 
     async def explain(self, body: shapes.Explain, call: Call) -> Any:
@@ -340,9 +348,13 @@ class Handlers:
         inputs = body.inputs
         if self.service.columns == "options":
             raise Problem(424, "a model that chooses between options is not explained", "Backend")
+        if strange := shapes.given(body) - {"inputs", "method", *EXPLAINED_BY[body.method]}:
+            name = min(strange)
+            raise Problem(422, f"`{name}` has no effect on the method {body.method}; leave it out", param=name)
         if isinstance(inputs, shapes.Asked):
             inputs = [inputs.question, inputs.context]
         texts = [inputs] if isinstance(inputs, str) else inputs
+        texts = [self._with_masks(text) for text in texts]
         call.check(texts)
         asked = ExplanationRequest(
             method=body.method,

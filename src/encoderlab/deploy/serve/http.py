@@ -177,10 +177,11 @@ class Guard:
         """The problem of a request, judged by its headers; None if there is none."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         hosts = [value for name, value in headers if name == b"host"]
-        probe = scope["path"] in PROBES and scope["method"] in ("GET", "HEAD")  # which names an address of the machine
+        reads = scope["method"] in ("GET", "HEAD")
+        probe = reads and scope["path"] in PROBES  # which names an address of the machine
         if not probe and (len(hosts) != 1 or not self._knows(hosts[0])):
             return Problem(421, "the Host header is not a host name of this server; allow it with --allow-host")
-        free = scope["path"] in self.open or (scope["method"] == "GET" and scope["path"] in self.pages)
+        free = scope["path"] in self.open or (reads and scope["path"] in self.pages)
         if self.keys and not free and not self.asks_for_leave(scope) and not self._admits(headers):
             return Problem(
                 401, "the key is missing or wrong; send Authorization: Bearer KEY", www_authenticate="Bearer"

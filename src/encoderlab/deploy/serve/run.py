@@ -20,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from encoderlab.deploy.serve.app import Server
 from encoderlab.errors import ConfigError, DataError
 
+BACKLOG = 1024  # connections that are not accepted yet
 HEADER_SECONDS = 10.0
 HEADER_BYTES = 65_536  # of a request
 TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
@@ -42,7 +43,9 @@ class Address:
     shared: bool = False
 
     def listen(self) -> socket.socket:
-        """
+        """A socket at the address. It listens at once, so that nobody else takes the port while the model is loaded;
+        one of several processes does not, because it would get requests before it can answer.
+
         Raises:
             ConfigError: the port is taken or above 65535, or the host is not an address of this machine.
         """
@@ -53,6 +56,8 @@ class Address:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT if self.shared else socket.SO_REUSEADDR, 1)
         try:
             listener.bind((self.host, self.port))
+            if not self.shared:
+                listener.listen(BACKLOG)
         except OSError as error:
             listener.close()
             raise ConfigError(
@@ -174,7 +179,7 @@ def run(server: Server, address: Address, listener: socket.socket) -> None:
         server_header=False,
         timeout_keep_alive=75,  # longer than load balancers keep one (60 s), or one would send into a closed connection
         timeout_graceful_shutdown=int(address.drain) or 1,
-        backlog=1024,
+        backlog=BACKLOG,
     )
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     process = _Process(config, server, address)

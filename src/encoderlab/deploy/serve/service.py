@@ -128,6 +128,11 @@ class Service:
         return self.model.config.labels
 
     @property
+    def mask(self) -> str:
+        """The token that stands for a masked word."""
+        return self.tokenizer.token(self.tokenizer.special.mask)
+
+    @property
     def fills_masks(self) -> bool:
         return self.predictor is None and inference.fills_masks(self.model)
 
@@ -150,8 +155,11 @@ class Service:
         put before each text.
 
         Raises:
-            Refused: one is too long and must not be cut, or an id is outside the vocabulary.
+            Refused: one is too long and must not be cut, an id is outside the vocabulary, or a prompt stands before
+                ids.
         """
+        if prompt and not all(isinstance(text, str) for text in texts):
+            raise Refused("the model's prompt stands before texts, not before token ids; send texts")
         encoded = iter(self.tokenizer.encode_batch([prompt + text for text in texts if isinstance(text, str)]))
         room = self.tokenizer.spans(self.longest, max_length=self.longest).a
         framed = []
@@ -266,8 +274,7 @@ class Service:
                 works, _ = self.items(self._examples(text, count))
                 self.compute(works.kind, works.works)
         if self.fills_masks:
-            mask = self.tokenizer.token(self.tokenizer.special.mask)
-            self.compute("masks", [(f"{mask} a", 1, None)])
+            self.compute("masks", [(f"{self.mask} a", 1, None)])
 
     def _examples(self, text: str, count: int) -> list[Any]:
         """Examples of the model's form."""

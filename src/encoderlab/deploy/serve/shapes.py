@@ -24,6 +24,11 @@ class RequestShape(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
+def given(body: RequestShape) -> set[str]:
+    """The names of the fields that a request has; null counts as absent."""
+    return {name for name in body.model_fields_set if getattr(body, name) is not None}
+
+
 def described(shape: type[RequestShape], place: Sequence[str | int]) -> tuple[str, str] | None:
     """The path to the outermost field with a description on the way to ``place``, and that description."""
     inside: type[RequestShape] | None = shape

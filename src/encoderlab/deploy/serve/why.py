@@ -62,8 +62,7 @@ class Explanations:
         """The graph that answers."""
         if self.service.form is not None:
             return use_of(self.service.model)
-        token = self.tokenizer.token(self.tokenizer.special.mask)
-        return "fill-mask" if self.service.fills_masks and token in asked.texts[0] else "states"
+        return "fill-mask" if self.service.fills_masks and self.service.mask in asked.texts[0] else "states"
 
     def __call__(self, asked: ExplanationRequest) -> dict[str, Any]:
         """
@@ -111,20 +110,30 @@ class Explanations:
             raise Refused("give inputs as {question, context}")
         if use in ("tagging", "fill-mask") and count != 1:
             raise Refused("give one text")
+        if asked.target is not None and use in ("states", "span"):
+            raise Refused("target names a label, a tag or a guess, and none of these is explained here; leave it out")
+        if asked.at is not None and use != "tagging":
+            raise Refused("at is a place in a text whose tags are explained, and none is here; leave it out")
         if not any(text.strip() for text in asked.texts):
             raise Refused("the text has no word")
 
     def _row(self, asked: ExplanationRequest, use: Use) -> TokenRow:
-        """The texts as one row; for vectors only the first."""
+        """The texts as one row; for vectors only the first, after the usual prompt, whose tokens are not explained."""
         texts = asked.texts[:1] if use == "states" else asked.texts
-        encoded = [self.tokenizer.encode(text) for text in texts]
+        prompt = self.service.prompts.before(None) if use == "states" else ""
+        encoded = [self.tokenizer.encode(prompt + text) for text in texts]
         longest, second = self.service.longest, encoded[1] if len(encoded) > 1 else None
         ids, segments = self.tokenizer.frame(encoded[0].ids, None if second is None else second.ids, longest)
         spans = self.tokenizer.spans(len(encoded[0]), None if second is None else len(second), max_length=longest)
         parts = [(0, spans.a_start, spans.a, encoded[0].offsets)]
         if second is not None:
             parts.append((1, spans.b_start, spans.b, second.offsets))
-        return TokenRow.of(ids, segments, parts, self.tokenizer)
+        row = TokenRow.of(ids, segments, parts, self.tokenizer)
+        if not prompt:
+            return row
+        of_text = row.offsets[:, 1] > len(prompt)
+        offsets = np.maximum(row.offsets - len(prompt), 0)
+        return replace(row, part=np.where(of_text, row.part, -1), offsets=offsets)
 
     def _tags(self, asked: ExplanationRequest) -> tuple[TokenRow, Target]:
         """The row of a text for tagging, and the tag of one of its words."""

@@ -172,7 +172,7 @@ const TASKS = {
   },
 };
 const HEADS = { classification: "classes", regression: "classes", multilabel: "classes", tagging: "tags", span: "answers", choice: "options" };
-const tasksOf = (info) => (HEADS[info.task] ? [HEADS[info.task]] : info.task === "fill-mask" ? ["masks", "near"] : info.task === "states" ? ["near"] : []);
+const tasksOf = (info) => (HEADS[info.task] ? [HEADS[info.task]] : info.task === "fill-mask" ? ["masks", ...(info.vectors ? ["near"] : [])] : info.task === "states" ? ["near"] : []);
 
 /* ---------- one column: texts in, what the model says, why ---------- */
 
@@ -306,7 +306,7 @@ class Pane {
     this.halt = new AbortController();
     const values = this.read(), body = { inputs: this.task.why(values), method };
     if (method === "attention") Object.assign(body, { layer: Number($(".layer", why).value), head: Number($(".head", why).value) });
-    if (!$(".of", why).hidden && $(".target", why).value) body.target = $(".target", why).value;
+    else if (!$(".of", why).hidden && $(".target", why).value) body.target = $(".target", why).value;
     const [problem, reason, note] = [".problem", ".reason", ".note"].map((name) => $(name, why));
     try {
       const { value } = await call(`${this.model.lane}/explain`, body, this.halt.signal);
