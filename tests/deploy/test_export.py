@@ -40,7 +40,7 @@ from encoderlab.model import Model
 from encoderlab.models import FAMILIES
 from encoderlab.models.base import resized
 from encoderlab.nn.heads import Classification, TaskHead
-from encoderlab.nn.positions import log_bucket
+from encoderlab.nn.positions import Rotary, log_bucket
 from encoderlab.tasks.data.examples import Choice, Question, TaggedWords, Text
 from encoderlab.tasks.runs.predict import Predictor, task_of_model
 from tests.interchange.tiny_models import CONFIGS
@@ -462,6 +462,17 @@ def test_settings_of_sentence_transformers_are_kept(tmp_path: Path, monkeypatch:
     (folder / "config_sentence_transformers.json").write_text(json.dumps(general | {"similarity_fn_name": "l2"}))
     assert main(["export", str(folder), str(tmp_path / "other")]) == 3
     assert "similarity_fn_name is 'l2', expected one of cosine, dot" in capsys.readouterr().err
+
+
+def test_vectors_of_a_model_that_transformers_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder is in our format, and is served as it was exported: without its head, pooled as asked for."""
+    monkeypatch.setattr(exporting, "_graph_files", lambda *_: {})
+    rotary = Model(resized(small("bert-tiny").config, position=Rotary()), tiny("bert-tiny").tokenizer).initialize(1)
+    tuned = rotary.with_task(Classification(labels=3), LABELS, 0).eval()
+    record = export(tuned, "states", tmp_path / "out", ExportSettings(pooling="last", normalize=False), say=print)
+    service = Service.of(tmp_path / "out")
+    assert record["format"] == "encoderlab" and service.gives_vectors
+    assert (service.pooling, service.normalize, service.longest) == ("last", False, record["longest"])
 
 
 def test_a_model_without_what_is_asked_for() -> None:

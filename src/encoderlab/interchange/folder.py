@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +66,7 @@ def save(
     *,
     values: Callable[[Tensor], Tensor] | None = None,
     also: Callable[[Path], None] | None = None,
+    bare: bool = False,
 ) -> None:
     """Write the model folder in one step: complete or not at all. It replaces an older folder of this format, but keeps
     the card that a user wrote into it.
@@ -75,6 +77,7 @@ def save(
         values: reads the values of a parameter, for a model on device ``meta``; only one tensor at a time is then in
             memory.
         also: writes further files into the folder, before it gets its name.
+        bare: write it without the head of its task.
 
     Raises:
         ConfigError: the folder has other content.
@@ -84,14 +87,16 @@ def save(
         raise ConfigError(f"{folder}: is a file; choose a folder")
     if folder.exists() and any(folder.iterdir()) and not is_ours(folder):
         raise ConfigError(f"{folder}: is not empty and not a model folder of encoderlab; choose another folder")
-    config = {**FORMAT, **to_dict(model.config)}
+    config = {**FORMAT, **to_dict(replace(model.config, task=None, labels=()) if bare else model.config)}
+    dropped = ("task.",) if bare else ()
 
     def fill(aside: Path) -> None:
         write_fields(aside / "config.json", config)
         if values is None:
-            write_weights(aside / SAFE, weights(model))
+            own = {name: tensor for name, tensor in weights(model).items() if not name.startswith(dropped)}
+            write_weights(aside / SAFE, own)
         else:
-            sources = _sources(model)
+            sources = {name: parts for name, parts in _sources(model).items() if not name.startswith(dropped)}
             about = {name: (parts[0].dtype, parts[0].shape) for name, parts in sources.items()}
             write_one_by_one(aside / SAFE, about, lambda name: _sum(sources[name], values))
         if model.tokenizer is not None:

@@ -104,8 +104,8 @@ def export(
         record["format"], record["notes"] = _model_files(model, aside, use)
         if record["format"] == "hf":
             _complete_config(aside, graph, longest)
-            if use == "states":
-                _sentence_files(aside, model, settings, longest)
+        if use == "states":
+            _sentence_files(aside, model, settings, longest)
         if task is not None:
             shutil.copyfile(task, aside / TASK_FILE)
         record["checked"] = _graph_files(graph, aside, settings.to, longest, say)
@@ -151,7 +151,7 @@ def _model_files(model: Model, aside: Path, use: Use) -> tuple[str, list[str]]:
             raise DataError("the LM head predicts the next token, and no class in transformers does that")
         return "hf", huggingface.save(model, aside, bare=use == "states")
     except DataError as error:
-        folders.save(model, aside)
+        folders.save(model, aside, bare=use == "states")
         return "encoderlab", [f"the weights are in the format of encoderlab, because {error}"]
 
 
@@ -178,7 +178,7 @@ def _complete_config(aside: Path, graph: Graph, longest: int) -> None:
 
 
 def _sentence_files(aside: Path, model: Model, settings: ExportSettings, longest: int) -> None:
-    """The pooling files for sentence-transformers, text-embeddings-inference and vLLM.
+    """The pooling files for sentence-transformers, text-embeddings-inference, vLLM and ``serve``.
 
     The keys of 1_Pooling are those before sentence-transformers 5.4, which all three read. With the newer key alone,
     vLLM silently takes the first token, and text-embeddings-inference 1.9 fails.
