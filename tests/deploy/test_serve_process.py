@@ -259,6 +259,21 @@ def test_a_folder_of_sentence_transformers_says_how_long_texts_are(tmp_path: Pat
         Service.of(tmp_path / "cased")
 
 
+def test_releases_from_5_4_have_the_longest_text_in_the_tokenizers_file(tmp_path: Path) -> None:
+    folders.save(tiny("bert-tiny"), tmp_path)
+    tokenizer = tmp_path / "tokenizer_config.json"
+    fields = json.loads(tokenizer.read_text())
+    (tmp_path / "modules.json").write_text('[{"path": "", "type": "sentence_transformers.models.Transformer"}]')
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"transformer_task": "feature-extraction"}))
+    (tmp_path / "SHA256SUMS").unlink()
+    for length, longest in ((9, 9), (None, 512), (int(1e30), 512), (1e30, 512)):
+        tokenizer.write_text(json.dumps(fields | {"model_max_length": length}))
+        assert Service.of(tmp_path).longest == longest
+    tokenizer.write_text(json.dumps(fields | {"model_max_length": 0}))
+    with pytest.raises(DataError, match="model_max_length 0, expected a number of tokens"):
+        Service.of(tmp_path)
+
+
 def test_prompts_of_sentence_transformers_are_put_before_texts(tmp_path: Path) -> None:
     folders.save(tiny("bert-tiny"), tmp_path)
     place = tmp_path / "config_sentence_transformers.json"

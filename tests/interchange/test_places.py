@@ -92,7 +92,9 @@ def test_only_data_is_fetched_and_safetensors_alone_of_the_weights(hub: Hub, tmp
     assert not any(".bin" in line or ".py" in line for line in hub.asked)
 
 
-def test_settings_of_sentence_transformers_come_along(hub: Hub, tmp_path: Path) -> None:
+def test_settings_of_sentence_transformers_come_along(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Else a server would read longer texts than the folder says, and would know no prompt."""
     kinds = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in MODULES.items()]
     settings = {
@@ -105,9 +107,19 @@ def test_settings_of_sentence_transformers_come_along(hub: Hub, tmp_path: Path) 
     for name, value in settings.items():
         (tmp_path / "made" / name).write_text(json.dumps(value))
     hub.add(NAME, tmp_path / "made")
-    service = Service.of(Path(NAME))
-    assert (service.pooling, service.normalize, service.longest) == ("first", False, 7)
-    assert service.prompts.before(None) == "the cat "
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    found, _ = answer(capsys, "push", NAME, "me/copy")
+    assert {*settings} < {*found["files"]}
+    for format in ("encoderlab", "hf"):
+        answer(capsys, "convert", NAME, format, "--to", format)
+    for place in (NAME, "me/copy", "encoderlab", "hf"):
+        service = Service.of(Path(place))
+        assert (service.pooling, service.normalize, service.longest) == ("first", False, 7)
+        assert service.prompts.before(None) == "the cat "
+    kinds[1]["path"] = "../elsewhere"
+    Path("encoderlab/modules.json").write_text(json.dumps(kinds))
+    Path("encoderlab/SHA256SUMS").unlink()
+    assert "modules.json: is damaged" in messages(capsys, 3, "convert", "encoderlab", "other")
 
 
 def test_an_exported_folder_is_read_although_not_all_of_it_is_fetched(hub: Hub, tmp_path: Path) -> None:
@@ -372,6 +384,9 @@ def test_push(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys)
     assert files["README.md"].startswith(b"---\nlibrary_name: transformers\npipeline_tag: fill-mask\n---\n")
     huggingface_model = huggingface.load(Path(huggingface_hub.snapshot_download("me/new")))
     assert torch.equal(huggingface_model.words, model.words)
+    for part in ("generator", "discriminator"):
+        model.save(Path("pair", part))
+    assert "run: encoderlab convert pair OUT, and push" in messages(capsys, 2, "push", "pair", "me/pair")
     (tmp_path / "model" / "README.md").write_text("# My own card\n")
     answer(capsys, "push", "model", "me/open")
     repository = hub.repositories["me/open"]

@@ -86,14 +86,14 @@ def convert(
         for part, network in models.items():
             place = out if len(models) == 1 else out / part
             place.parent.mkdir(parents=True, exist_ok=True)
+            also = partial(_copy, model if network.task is None else None, task if to == "encoderlab" else None)
             if to == "hf":
                 try:
-                    notes += huggingface.save(network, place, both_heads=both_heads)
+                    notes += huggingface.save(network, place, both_heads=both_heads, also=also)
                 except DataError as error:
                     alone = "" if len(models) == 1 else "; to convert the other network alone, give its own folder"
                     raise DataError(f"{part}: {error}{alone}") from None
             else:
-                also = None if task is None else partial(_copy, task)
                 folder.save(network, place, values=values, also=also)
             written[part] = str(place)
             terminal.say(f"{network.config.family} {part} written to {place}")
@@ -104,8 +104,14 @@ def convert(
     return {"to": to, "written": written, "notes": list(dict.fromkeys(notes))}
 
 
-def _copy(file: Path, folder: Path) -> None:
-    shutil.copyfile(file, folder / file.name)
+def _copy(place: Path | None, task: Path | None, out: Path) -> None:
+    """Copy into ``out`` the record of a task, and sentence-transformers' settings in the folder ``place``."""
+    from encoderlab.deploy.sentence_transformers import copy_settings
+
+    if task is not None:
+        shutil.copyfile(task, out / task.name)
+    if place is not None:
+        copy_settings(place, out)
 
 
 def _read(

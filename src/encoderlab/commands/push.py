@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from encoderlab.commands import terminal
 from encoderlab.commands.convert import lost
 from encoderlab.errors import ConfigError
-from encoderlab.interchange import checksums
 from encoderlab.interchange.finetuned import best_seed
 from encoderlab.interchange.hub import check_push
 from encoderlab.interchange.hub import push as upload
@@ -35,7 +35,6 @@ def push(model: Path, name: str, /, *, private: bool = False) -> dict[str, Any]:
         Create it as a private model. Default: the account's setting, usually public.
     """
     from encoderlab.interchange import huggingface
-    from encoderlab.interchange.folder import CARD, own_card
     from encoderlab.interchange.load import kind_of, read
     from encoderlab.tasks.runs.folder import find_task
 
@@ -46,23 +45,32 @@ def push(model: Path, name: str, /, *, private: bool = False) -> dict[str, Any]:
     models = read(place)
     if len(models) > 1:
         raise ConfigError(
-            f"{place}: has {len(models)} networks, and a name of the Hub is for one; push the folder of one of them, "
-            f"such as {place / 'model' / 'discriminator'}"
+            f"{place}: has {len(models)} networks, and a name of the Hub is for one; run: encoderlab convert {place} "
+            "OUT, and push OUT/discriminator or OUT/generator"
         )
     (network,) = models.values()
     with tempfile.TemporaryDirectory(prefix="encoderlab-push-") as made:
         folder = Path(made) / "model"
-        notes = huggingface.save(network, folder)
+        also = partial(_copy, place, network.task is None)
+        notes = huggingface.save(network, folder, also=also)
         if kind_of(place) == "encoderlab" and (task := find_task(place)) is not None:
             notes.append(lost(task))
         if network.tokenizer is None:
             notes.append("the model has no tokenizer, so its readers need one")
-        if (card := own_card(place)) is not None:
-            (folder / CARD).write_bytes(card)
-            checksums.add(folder, CARD)
         address = upload(folder, name, private=private)
-        files = sorted(path.name for path in folder.iterdir())
+        files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     for text in notes:
         terminal.note(f"note: {text}")
     terminal.say(f"{network.config.family} uploaded: {address}")
     return {"model": model, "name": name, "commit": address, "files": files, "notes": notes}
+
+
+def _copy(place: Path, vectors: bool, out: Path) -> None:
+    """Copy into ``out`` the card that a user wrote, and of a model of ``vectors`` sentence-transformers' settings."""
+    from encoderlab.deploy.sentence_transformers import copy_settings
+    from encoderlab.interchange.folder import CARD, own_card
+
+    if (card := own_card(place)) is not None:
+        (out / CARD).write_bytes(card)
+    if vectors:
+        copy_settings(place, out)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +15,11 @@ from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import read_json
 from encoderlab.inference import Pooling
 from encoderlab.interchange import checksums
+from encoderlab.interchange.folder import write_fields
 
+MODULES, GENERAL = "modules.json", "config_sentence_transformers.json"
+TOKENIZER = "tokenizer_config.json"
+ENDLESS = 10**9  # tokens; transformers writes 1e30 where a tokenizer has no longest text
 RESTORE = "restore it, or export the model again"
 COMPARISONS = ("cosine", "dot", "euclidean", "manhattan")
 
@@ -65,7 +71,7 @@ def vectors_of(folder: Path) -> TextVectors:
     Raises:
         ConfigError, DataError: as :func:`pooling_of`, :func:`prompts_of` and :func:`longest_of`.
     """
-    if not (folder / "modules.json").is_file():
+    if not (folder / MODULES).is_file():
         return TextVectors()
     pooling, normalize = pooling_of(folder)
     prompt = prompts_of(folder).before(None)
@@ -81,21 +87,15 @@ def pooling_of(folder: Path) -> tuple[Pooling, bool]:
         ConfigError: a pooling or module that is not implemented.
         DataError: a file of them is damaged or missing.
     """
-    path = folder / "modules.json"
+    path = folder / MODULES
     if not path.is_file():
         return "mean", True
-    try:
-        modules = json.loads(path.read_text(encoding="utf-8"))
-        kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
-        if not modules:
-            raise ValueError
-        place = next((module["path"] for module, kind in zip(modules, kinds, strict=True) if kind == "Pooling"), None)
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise DataError(f"{path}: is damaged; restore it, or export the model again") from None
-    if strange := set(kinds) - {"Transformer", "Pooling", "Normalize"}:
+    places = _places(path)
+    if strange := set(places) - {"Transformer", "Pooling", "Normalize"}:
         raise ConfigError(f"{path}: module {sorted(strange)[0]} is not implemented; export the model without it")
+    place = places.get("Pooling")
     if place is None:
-        return "mean", "Normalize" in kinds
+        return "mean", "Normalize" in places
     checksums.verify_file(folder, f"{place}/config.json")
     data = read_json(folder / str(place) / "config.json", RESTORE)
     if data.get("include_prompt") is False and any(prompts_of(folder).named.values()):
@@ -113,7 +113,42 @@ def pooling_of(folder: Path) -> tuple[Pooling, bool]:
     if pooling is None:
         found = data.get("pooling_mode") or ", ".join(sorted(modes)) or "none"
         raise ConfigError(f"{folder / place}: pooling {found} is not implemented; use mean, cls or lasttoken")
-    return pooling, "Normalize" in kinds
+    return pooling, "Normalize" in places
+
+
+def _places(path: Path) -> dict[str, str]:
+    """The folders of the modules that ``modules.json`` lists, by the kind of module.
+
+    Raises:
+        DataError: it is damaged, or names a folder elsewhere.
+    """
+    try:
+        modules = json.loads(path.read_text(encoding="utf-8"))
+        places = {str(module["type"]).rpartition(".")[2]: module["path"] for module in modules}
+        if not places or not all(re.fullmatch(r"(\w[\w.-]*)?", place) for place in places.values()):
+            raise ValueError
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise DataError(f"{path}: is damaged; {RESTORE}") from None
+    return places
+
+
+def copy_settings(folder: Path, out: Path) -> None:
+    """Copy sentence-transformers' files of a model's folder into the folder of the same model in another format.
+
+    Raises:
+        DataError: one of them is damaged.
+    """
+    places = _places(folder / MODULES) if (folder / MODULES).is_file() else {}
+    settings = [f"{place}/config.json" for kind, place in places.items() if kind != "Transformer"]
+    for name in (MODULES, GENERAL, *settings):
+        if (folder / name).is_file():
+            (out / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(folder / name, out / name)
+    path, longest = _length_file(folder), longest_of(folder)
+    fields = {} if path is None else read_json(path, RESTORE)
+    if fields or longest is not None:  # the tokenizer's file is written again
+        name = "sentence_bert_config.json" if path is None else path.name
+        write_fields(out / name, fields | {"max_seq_length": longest})
 
 
 def prompts_of(folder: Path) -> Prompts:
@@ -122,7 +157,7 @@ def prompts_of(folder: Path) -> Prompts:
     Raises:
         DataError: they are no texts, or the one for every text is not among them.
     """
-    path = folder / "config_sentence_transformers.json"
+    path = folder / GENERAL
     if not path.is_file():
         return Prompts()
     data = read_json(path, RESTORE)
@@ -140,7 +175,7 @@ def comparison_of(folder: Path) -> str:
     Raises:
         DataError: it has none of that name.
     """
-    path = folder / "config_sentence_transformers.json"
+    path = folder / GENERAL
     found = (read_json(path, RESTORE) if path.is_file() else {}).get("similarity_fn_name") or "cosine"
     if found not in COMPARISONS:
         raise DataError(
@@ -152,13 +187,20 @@ def comparison_of(folder: Path) -> str:
 def longest_of(folder: Path) -> int | None:
     """The longest text in tokens by sentence-transformers' files, special tokens included; None if they name none.
 
+    Since release 5.4 it is in the tokenizer's file.
+
     Raises:
         DataError: one of them is damaged.
     """
-    path = _length_file(folder)
-    longest = None if path is None else read_json(path, RESTORE).get("max_seq_length")
+    path, name = _length_file(folder), "max_seq_length"
+    longest = None if path is None else read_json(path, RESTORE).get(name)
+    if longest is None and (folder / MODULES).is_file() and (folder / TOKENIZER).is_file():
+        path, name = folder / TOKENIZER, "model_max_length"
+        longest = read_json(path, RESTORE).get(name)
+        if isinstance(longest, (int, float)) and longest > ENDLESS:
+            return None
     if longest is not None and (type(longest) is not int or longest < 2):
-        raise DataError(f"{path}: max_seq_length {longest!r}, expected a number of tokens from 2; correct it")
+        raise DataError(f"{path}: {name} {longest!r}, expected a number of tokens from 2; correct it")
     return longest
 
 

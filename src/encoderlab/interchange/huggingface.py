@@ -7,6 +7,7 @@ Names of weights are mapped by :mod:`encoderlab.interchange.name_tables`, config
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,14 @@ def name_table_of(config: ModelConfig, model_type: str) -> names.NameTable:
 HEADS = ("lm.", "pair.", "rtd.", "task.")  # what the names of their weights begin with
 
 
-def save(model: Model, folder: str | os.PathLike[str], *, both_heads: bool = False, bare: bool = False) -> list[str]:
+def save(
+    model: Model,
+    folder: str | os.PathLike[str],
+    *,
+    both_heads: bool = False,
+    bare: bool = False,
+    also: Callable[[Path], None] | None = None,
+) -> list[str]:
     """Write the model as a Hugging Face folder, whole or not at all; returns notes for the user.
 
     Args:
@@ -97,6 +105,7 @@ def save(model: Model, folder: str | os.PathLike[str], *, both_heads: bool = Fal
             read those; ``transformers`` then reports them as unexpected.
         bare: write the encoder alone, without its heads and the prefix that they give to its names, as encoders of
             sentences are published: vLLM reads no other names.
+        also: writes further files into the folder, before it gets its name.
 
     Raises:
         DataError: the architecture or a head has no counterpart in ``transformers``.
@@ -150,6 +159,8 @@ def save(model: Model, folder: str | os.PathLike[str], *, both_heads: bool = Fal
             model.tokenizer.save(aside)
             _fit_tokenizer(aside / "tokenizer_config.json", config)
         (aside / folders.CARD).write_text(_card(config, data["architectures"][0], notes), encoding="utf-8")
+        if also is not None:
+            also(aside)
 
     folders.write_whole(folder, fill)
     return notes
