@@ -76,6 +76,15 @@ def test_answers_of_a_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         assert "int8 loses" in " ".join(said.err.split())
 
 
+def test_words_are_tagged_in_texts_without_tags(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders.save(small("bert-tiny", "tagging"), folder / "tagger")
+    file = str(folder / "texts.txt")
+    given = ["predict", str(folder / "tagger"), file, "--out", str(folder / "tags.jsonl"), "--precision", "int8"]
+    code = main([*given, "--check", file])
+    said = printed(capsys)
+    assert "on 30 texts" in said and (code == 0 or "int8 loses" in said)
+
+
 def test_what_is_refused(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     model, file = str(folder / "model"), str(folder / "texts.txt")
     assert main(["encode", model, "a cat", "--check", file]) == 2
@@ -91,6 +100,10 @@ def test_what_is_refused(folder: Path, capsys: pytest.CaptureFixture[str], monke
     folders.save(damaged, folder / "damaged")
     assert main(["encode", str(folder / "damaged"), "a cat", "--precision", "int8", "--check", file]) == 2
     assert "more than 0.5 %; leave out --precision int8" in printed(capsys)
+    with monkeypatch.context() as patch:
+        patch.setattr("encoderlab.deploy.export.fidelity.VectorCheck.agreement", lambda *_: float("nan"))
+        assert main(["encode", model, "a cat", "--precision", "int8", "--check", file]) == 2
+        assert "int8 loses nan %" in printed(capsys)
     monkeypatch.setattr(inference, "usual_device", lambda: torch.device("cuda"))
     assert main(["encode", model, "a cat", "--precision", "int8"]) == 2
     assert "this machine has a GPU" in printed(capsys)

@@ -139,6 +139,7 @@ def texts_of(file: Path, place: Path, use: Use, pooling: Pooling) -> Callable[[G
     """
     from encoderlab.deploy.export.fidelity import MaskCheck, TaskCheck, VectorCheck
     from encoderlab.tasks.data.infer import Given
+    from encoderlab.tasks.data.readers.words import is_word_per_line
     from encoderlab.tasks.data.task import is_unlabelled
     from encoderlab.tasks.runs.apply import predictor_of, task_of_file, unlabelled_task_of_file
 
@@ -154,8 +155,8 @@ def texts_of(file: Path, place: Path, use: Use, pooling: Pooling) -> Callable[[G
         return lambda graph, longest: MaskCheck(graph, texts, longest)
     predictor = predictor_of(place, terminal.note)
     own = predictor.form.task
-    plain = suffix(file) == ".txt" and predictor.form.columns == "texts"
-    if plain:
+    plain = suffix(file) == ".txt" and predictor.form.columns in ("texts", "words")
+    if plain and not (predictor.form.columns == "words" and is_word_per_line(file, own.labels or ())):
         task = unlabelled_task_of_file(file, predictor, None, None, terminal.note)
     else:
         task = task_of_file(file, own, Given(form=own.form), terminal.note)

@@ -50,7 +50,7 @@ def judge(model: Path, file: Path | None, precision: Precision, *, pooling: Pool
         f"{size['int8'] / 1e6:.1f} MB instead of {size['fp32'] / 1e6:.1f}, {times['int8']:.2f} ms per text instead of "
         f"{times['fp32']:.2f}"
     )
-    if verdict.fall > TOLERANCE:
+    if not verdict.fall <= TOLERANCE:  # also NaN
         raise ConfigError(
             f"int8 loses {100 * verdict.fall:.2f} % on {file}, more than {100 * TOLERANCE:g} %; leave out --precision "
             "int8, or leave out --check to accept the loss"
