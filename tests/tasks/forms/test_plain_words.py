@@ -37,3 +37,9 @@ def test_words_stand_where_they_are_in_the_text(text: str) -> None:
     assert "".join(word for word, _, _ in words) == "".join(text.split())
     read = TaggingForm.of_line("1", text)  # what predict reads
     assert (() if read is None else read.words) == tuple(word for word, _, _ in words)
+
+
+@pytest.mark.parametrize("text", ["a" + "." * 100_000, "a." * 20_000 + "." * 60_000])
+def test_many_marks_take_no_longer_each(text: str) -> None:
+    """Else one request for tags would stop a server for minutes."""
+    assert "".join(word for word, _, _ in words_of(text)) == text

@@ -266,7 +266,7 @@ class Handlers:
     async def tag(self, body: shapes.Tag, call: Call) -> Any:
         texts = _several(body.inputs)
         call.check(texts)
-        words_by_text = [words_of(text) for text in texts]
+        words_by_text = await call.prepared(lambda: [words_of(text) for text in texts])
         examples = [
             TaggedWords(id=str(i), words=tuple(word for word, _, _ in words))
             for i, words in enumerate(words_by_text)
@@ -368,7 +368,7 @@ class Handlers:
         longest = self.service.longest
         sizes = await call.prepared(lambda: [len(x) for x in self.service.tokenizer.encode_batch(texts)])
         size = min(sum(sizes) + 3, longest)
-        tokens = size * asked.cost
+        tokens = size * await call.prepared(lambda: asked.cost)
         if body.method == "attention" and size > ATTENDED:
             raise Problem(422, f"{size:,} tokens, attention is shown of at most {ATTENDED:,}; send a shorter text")
         if tokens > EXPLAINED:

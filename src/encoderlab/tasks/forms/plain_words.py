@@ -11,8 +11,8 @@ import unicodedata
 
 from encoderlab.corpus.words import is_cjk
 
-_SPECIAL = re.compile(r"\[(?:CLS|MASK|PAD|SEP|UNK)\]")  # tokens that begin and end with a mark
-_WHOLE = re.compile(r"\[(?:CLS|MASK|PAD|SEP|UNK)\]$|^[^\W\d_]\.$|^(?:[^\W\d_]+\.){2,}$")  # also J. and U.N.
+_SPECIAL = ("[CLS]", "[MASK]", "[PAD]", "[SEP]", "[UNK]")  # tokens that begin and end with a mark
+_ABBREVIATION = re.compile(r"[^\W\d_]\.|(?:[^\W\d_]+\.){2,}")  # J. and U.N.
 Word = tuple[str, int, int]  # with its first character and one past its last
 
 
@@ -37,13 +37,20 @@ def words_of(text: str) -> list[Word]:
 def _stripped(text: str, start: int, end: int) -> list[Word]:
     """A word without the marks around it, which are words of their own."""
     first, last = start, end
-    while first < last and _is_mark(text[first]) and not _SPECIAL.match(text, first, last):
+    while first < last and _is_mark(text[first]) and not text.startswith(_SPECIAL, first, last):
         first += 1
-    while last > first and _is_mark(text[last - 1]) and not _WHOLE.search(text[first:last]):
+    while last > first and _is_mark(text[last - 1]) and not _is_whole(text, first, last):
         last -= 1
     marks = [(text[i], i, i + 1) for i in range(start, first)]
     inner = [(text[first:last], first, last)] if first < last else []
     return [*marks, *inner, *((text[i], i, i + 1) for i in range(last, end))]
+
+
+def _is_whole(text: str, first: int, last: int) -> bool:
+    """Whether the mark at the end of a word is part of it. It takes the same time for any number of marks."""
+    if text.endswith(_SPECIAL, first, last):
+        return True
+    return not _is_mark(text[last - 2]) and _ABBREVIATION.fullmatch(text, first, last) is not None
 
 
 def _is_mark(char: str) -> bool:
