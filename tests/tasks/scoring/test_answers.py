@@ -48,6 +48,16 @@ def test_token_f1_of_empty_answers():
     assert answers.token_f1("New York City", "York City, the") == pytest.approx(0.8)
 
 
+def test_words_of_chinese_answers_are_characters():
+    """As MLQA's official script counts them."""
+    gold = {"a": ["中国平安保险"], "b": ["1998年", "一九九八年"], "c": []}
+    scores = answers.squad(gold, {"a": "中国平安,保险公司。", "b": "1998 年", "c": "不"})
+    assert scores["has_answer_f1"] == pytest.approx(100 * (12 / 14 + 1) / 2) and scores["has_answer_exact"] == 50
+    assert scores["no_answer_f1"] == 0
+    english = {"a": ["Bank of China (中国银行)"], "b": ["Rome"]}
+    assert answers.squad(english, {"a": "中国银行", "b": "Rome"})["f1"] == pytest.approx(100 * (2 / 5 + 1) / 2)
+
+
 def test_null_odds_withdraw_answers_and_the_best_threshold_is_found():
     gold = {"a": ["Paris"], "b": [], "c": ["Rome"]}
     predicted = {"a": "Paris", "b": "Oslo", "c": "Rom"}

@@ -150,7 +150,7 @@ class ClassificationForm(TextForm):
             "exact": lambda: metrics.grouped_exact(gold, guess, [example.group for example in examples]),
             # MultiRC, which alone has groups, counts precision and recall 1 where there is nothing to find.
             "f1": lambda: metrics.f1(gold, guess, positive=positive, undefined=float("exact" in task.metrics)),
-            "macro_f1": lambda: metrics.f1(gold, guess, average="macro", labels=task.labels),
+            "macro_f1": lambda: metrics.f1(gold, guess, average="macro"),
             "matthews": lambda: metrics.matthews(gold, guess),
             "precision": lambda: metrics.precision_recall(gold == positive, guess == positive)[0],
             "recall": lambda: metrics.precision_recall(gold == positive, guess == positive)[1],

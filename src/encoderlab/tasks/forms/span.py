@@ -25,7 +25,7 @@ from encoderlab.nn.heads import SpanHead, TaskHead
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Term
 from encoderlab.tasks.data.examples import Answer, Example, GivenPrediction, Question, Split, in_parts
-from encoderlab.tasks.data.readers import Squad
+from encoderlab.tasks.data.readers import Layout, Squad
 from encoderlab.tasks.forms.base import Answers, Form, FormSettings, Network, Predictions, Scores
 from encoderlab.tasks.forms.baselines import no_answer, overlapping_sentence
 from encoderlab.tasks.forms.batching import Item, TaskBatch
@@ -134,6 +134,11 @@ class SpanForm(Form):
     settings: SpanSettings
 
     # Data
+
+    @classmethod
+    def inferred(cls, layout: Layout, examples: Sequence[Any]) -> tuple[Layout, tuple[str, ...], str]:
+        chinese = answers.are_chinese(answer.text for question in examples for answer in question.answers or ())
+        return layout, cls.metrics, "in Chinese, so F1 is over characters" if chinese else ""
 
     @classmethod
     def unlabelled(cls, task: Task, examples: Sequence[Any]) -> tuple[list[Example], str] | None:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import re
 import string
+import unicodedata
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b", re.UNICODE)
 _PUNCTUATION = set(string.punctuation)
+_HAN = re.compile("[\u4e00-\u9fa5]")
 
 Normalizer = Callable[[str], str]
 Scorer = Callable[[str, str], float]
@@ -22,6 +24,18 @@ def normalize(text: str) -> str:
     """Lower case, no ASCII punctuation, no articles, single spaces (Rajpurkar et al., 2016)."""
     text = "".join(char for char in text.lower() if char not in _PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", text).split())
+
+
+def normalize_chinese(text: str) -> str:
+    """Lower case, no punctuation, every Han character a word: MLQA's rules for Chinese (Lewis et al., 2020)."""
+    kept = (char for char in text.lower() if char not in _PUNCTUATION and unicodedata.category(char)[0] != "P")
+    return " ".join(_HAN.sub(r" \g<0> ", "".join(kept)).split())
+
+
+def are_chinese(answers: Iterable[str]) -> bool:
+    """Whether more than half of the characters of the answers, spaces aside, are Han characters."""
+    text = "".join("".join(answers).split())
+    return 2 * len(_HAN.findall(text)) > len(text)
 
 
 def normalize_trivia(text: str) -> str:
@@ -58,7 +72,7 @@ def shared_f1(gold: str, predicted: str, normalize: Normalizer = normalize) -> f
     return token_f1(gold, predicted, normalize) if normalize(gold) else 0
 
 
-def references(answers: Sequence[str]) -> list[str]:
+def references(answers: Sequence[str], normalize: Normalizer = normalize) -> list[str]:
     """The answers that count: those that normalisation leaves non-empty, or the empty answer if there are none."""
     return [answer for answer in answers if normalize(answer)] or [""]
 
@@ -70,7 +84,8 @@ def squad(
     null_odds: Mapping[str, float] | None = None,
     threshold: float = 0.0,
 ) -> dict[str, float]:
-    """Exact match and F1 of SQuAD 1.1 and 2.0 as the official 2.0 evaluation computes them.
+    """Exact match and F1 of SQuAD 1.1 and 2.0 as the official 2.0 evaluation computes them; of Chinese answers
+    (:func:`are_chinese`), which have no spaces between words, with :func:`normalize_chinese`.
 
     Args:
         gold: reference answers by question id; an empty list for a question without an answer.
@@ -83,8 +98,11 @@ def squad(
         ``exact``, ``f1``, ``total``; with questions of both kinds also ``has_answer_*`` and ``no_answer_*``.
     """
     has_answer = {key: bool(answers) for key, answers in gold.items()}
-    counted = {key: references(answers) for key, answers in gold.items()}
-    raw = {name: _best(counted, predicted, scorer) for name, scorer in (("exact", exact), ("f1", token_f1))}
+    chinese = are_chinese(answer for answers in gold.values() for answer in answers)
+    normalizer = normalize_chinese if chinese else normalize
+    counted = {key: references(answers, normalizer) for key, answers in gold.items()}
+    scorers: dict[str, Callable[..., float]] = {"exact": exact, "f1": token_f1}
+    raw = {name: _best(counted, predicted, partial(each, normalize=normalizer)) for name, each in scorers.items()}
     final = raw
     if null_odds is not None:
         final = {
@@ -157,7 +175,6 @@ def cmrc(gold: Mapping[str, Sequence[str]], predicted: Mapping[str, str]) -> dic
 # The symbols that the official script drops. Its list holds the two-character "……", which no single character equals:
 # kept so.
 _DROPPED = set("-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』")
-_HAN = re.compile("[\u4e00-\u9fa5]")
 # The rules of the Penn Treebank tokenizer as NLTK orders them, for text without the symbols above: quotation marks,
 # punctuation, brackets, then clitics. Words are what spaces separate at the end.
 _TREEBANK = [

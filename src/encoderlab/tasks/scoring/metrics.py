@@ -35,23 +35,19 @@ def f1(
     gold: Labels,
     predicted: Labels,
     *,
-    average: Literal["binary", "macro", "micro"] = "binary",
+    average: Literal["binary", "macro"] = "binary",
     positive: object = 1,
-    labels: Sequence | None = None,
     undefined: float = 0.0,
 ) -> float:
-    """F1 = 2 TP / (2 TP + FP + FN) of one class (``binary``), its mean over classes (``macro``), or from pooled counts
-    (``micro``).
+    """F1 = 2 TP / (2 TP + FP + FN) of one class (``binary``), or its mean over the classes that occur in ``gold`` or
+    ``predicted`` (``macro``), as scikit-learn computes it.
 
     Args:
         positive: the class of ``binary``.
-        labels: the classes of ``macro`` and ``micro``; by default every label that occurs in ``gold`` or ``predicted``.
-            A class that occurs in neither counts as 0, so it lowers the mean.
-        undefined: the F1 of a class that occurs in neither, if an official script does not count it as 0.
+        undefined: its F1 if it occurs in neither, for an official script that does not count it as 0.
     """
     gold, predicted = _labels(gold, predicted)
-    seen = np.union1d(gold, predicted)
-    classes = [positive] if average == "binary" else list(seen if labels is None else labels)
+    classes = [positive] if average == "binary" else list(np.union1d(gold, predicted))
     right, guess = (np.array([side == label for label in classes]).reshape(-1, len(gold)) for side in (gold, predicted))
     return _f1(right, guess, classes, average, undefined)
 
