@@ -32,6 +32,8 @@ def test_json_lines_with_a_paradigm_and_without(tmp_path: Path) -> None:
         ("a.csv", 'sentence_good,sentence_bad,UID\n"One, two",x,u\nb,c,\n'),
         ("a.tsv", "good\tbad\tUID\nOne, two\tx\tu\nb\tc\t\n"),
         ("a.json", json.dumps([{"good": "One, two", "bad": "x", "UID": "u"}, {"good": "b", "bad": "c"}])),
+        ("a.tsv", "idx\tsen\twrong_sen\tUID\n1\tOne, two\tx\tu\n2\tb\tc\t\n"),
+        ("a.csv", 'ungrammatical,grammatical,UID\nx,"One, two",u\nc,b,\n'),
         ("a.txt", '{"good": "One, two", "bad": "x", "UID": "u"}\n{"good": "b", "bad": "c"}\n'),
     ],
 )

@@ -18,7 +18,10 @@ from encoderlab.tasks.data.examples import Remarks
 from encoderlab.tasks.data.records import check_once, columns, dialect, lines, records, rows, starts_with, suffix
 
 KINDS = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".csv", ".tsv", ".txt")
-SENTENCES = (("sentence_good", "sentence_bad"), ("good", "bad"))
+SENTENCES = (
+    ("sentence_good", "sentence_bad"), ("good_sentence", "bad_sentence"), ("good", "bad"), ("sen", "wrong_sen"),
+    ("grammatical", "ungrammatical"), ("acceptable", "unacceptable"), ("correct", "incorrect"),
+)  # fmt: skip
 PARADIGM = ("UID", "paradigm")
 PHENOMENON = ("phenomenon", "linguistics_term", "field")
 
@@ -59,10 +62,10 @@ def find(places: Sequence[Path]) -> list[Path]:
 def read(path: Path, *, bad_first: bool = False) -> Iterator[Pair]:
     """The pairs of one file, as a stream.
 
-    Records have ``sentence_good`` and ``sentence_bad`` (or ``good`` and ``bad``), and may have a paradigm (``UID``) and
-    a phenomenon (``phenomenon``, ``linguistics_term``). Other text has a sentence per line, without tabs, the
-    acceptable one of each pair first (``bad_first``: second), and may have empty lines between pairs. The paradigm of
-    a pair without one is the name of its file.
+    Records have ``sentence_good`` and ``sentence_bad`` (or other names of :data:`SENTENCES`), and may have a paradigm
+    (``UID``) and a phenomenon (``phenomenon``, ``linguistics_term``). Other text has a sentence per line, without tabs,
+    the acceptable one of each pair first (``bad_first``: second), and may have empty lines between pairs. The paradigm
+    of a pair without one is the name of its file.
 
     Raises:
         DataError: a field is missing, a sentence is empty or not text, a pair is not complete, a row of a table has
