@@ -62,6 +62,11 @@ def test_two_columns_of_one_name(tmp_path: Path) -> None:
         task_of(tmp_path / "t.parquet")
 
 
+def test_two_columns_of_ids(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"t.csv:1: two columns are called 'id'; rename one of them"):
+        read(tmp_path / "t.csv", "id,text,id,label\n1,a,x,p\n2,b,x,n\n")
+
+
 def test_texts_of_parquet_that_are_no_utf8(tmp_path: Path) -> None:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     texts = arrow.array([b"good", b"caf\xe9"]).view(arrow.string())

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from json import JSONDecodeError
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from encoderlab.records.opening import (
 from encoderlab.records.reading import SEPARATORS, Dialect, json_value
 from encoderlab.tasks.data.examples import Remarks
 
+FIRST = 100  # records whose keys are the columns, because any of them may lack some
 RECORDS = (".csv", ".tsv", ".json", ".jsonl", *COLUMNAR)
 
 
@@ -53,7 +55,7 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def columns(path: Path, remarks: Remarks) -> tuple[str, ...]:
-    """Column names of a table (its first row) or keys of the first record; () for other files.
+    """Column names of a table (its first row) or keys of the first records; () for other files.
 
     Raises:
         DataError: two columns of a Parquet or Arrow file have one name.
@@ -68,8 +70,8 @@ def columns(path: Path, remarks: Remarks) -> tuple[str, ...]:
         check_once(path, names, names)
         return names
     if kind in (".json", ".jsonl", ".ndjson", ".txt"):
-        first_record = next(iter(records(path)), None) if not is_document(path) else None
-        return tuple(first_record.fields) if first_record else ()
+        first_records = () if is_document(path) else islice(records(path), FIRST)
+        return tuple(dict.fromkeys(name for record in first_records for name in record.fields))
     return ()
 
 

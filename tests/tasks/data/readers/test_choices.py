@@ -102,7 +102,10 @@ def test_a_file_of_which_nothing_is_left_says_why(tmp_path):
         load(task("swag"), path)
 
 
-def test_empty_options_are_left_out_behind_the_answer(tmp_path):
-    path = write(tmp_path / "train.csv", "sent1,sent2,ending0,ending1,ending2,ending3,label\na,b,ran,,ate,sang,2\n")
-    example = load(task("swag"), path).examples[0]
-    assert example.options == ("ran", "ate", "sang") and example.answers == (1,)
+def test_options_keep_their_numbers_and_empty_ones_at_the_end_are_left_out(tmp_path):
+    header = "sent1,sent2,ending0,ending1,ending2,ending3,label\n"
+    split = load(task("swag"), write(tmp_path / "train.csv", header + "a,b,ran,,ate,sang,2\na,b,ran,ate,,,1\n"))
+    first, second = split.examples
+    assert first.options == ("ran", "", "ate", "sang") and first.answers == (2,)
+    assert second.options == ("ran", "ate") and second.answers == (1,)
+    assert split.remarks == ("train.csv: 1 row: an empty option before others; kept as an option (first: row 2)",)

@@ -27,7 +27,8 @@ from encoderlab.tasks.data.records import Record
 class Options(Layout):
     """Multiple choice in columns: one column per option, or one column that holds the list of them.
 
-    A column is a name, or a number (``"3"``, from 0) for a table without a header. Empty options are left out.
+    A column is a name, or a number (``"3"``, from 0) for a table without a header. Empty options at the end are left
+    out; those before others are kept, so that predictions are numbers of the file's options.
 
     Args:
         answer: the column with the letter, the number or the text of the correct option; None reads no answers.
@@ -56,19 +57,21 @@ class Options(Layout):
         return replace(self, answer=None)
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Choice]:
-        for record in records(path, remarks, self.needs, self.answer, positional=self.positional):
+        for record in records(path, remarks, self.needs, self.answer, self.id, positional=self.positional):
             options, keys = self._options(record)
             answer = _choice(self._answer(record), options, keys, self.first_number, self.by_text)
             kept = [i for i, option in enumerate(options) if option]
             if len(kept) < 2 or answer is not None and answer not in kept:
                 remarks.add("fewer than two options, or an answer that is not an option; left out", record.row)
                 continue
+            if len(kept) < len(options):
+                remarks.add("an empty option before others; kept as an option", record.row)
             yield Choice(
                 id=id_of(record, self.id, remarks),
                 context="" if self.context is None else _joined(record, self.context, path),
                 question="" if self.question is None else text_of(record, self.question, path),
-                options=tuple(options[i] for i in kept),
-                answers=None if answer is None else (kept.index(answer),),
+                options=tuple(options),
+                answers=None if answer is None else (answer,),
                 row=record.row,
             )
 
@@ -93,7 +96,7 @@ class Options(Layout):
                 places += 1
             elif answer.isdecimal():
                 places += int(answer) <= len(options)
-                last = last or int(answer) == sum(option != "" for option in options)
+                last = last or int(answer) == len(options)
                 numbers.add(int(answer))
             else:
                 places += letter_place(answer) in range(len(options))
@@ -110,7 +113,7 @@ class Options(Layout):
         return None if answer in ("", "-1") else answer
 
     def _options(self, record: Record) -> tuple[list[str], list[str]]:
-        """The options, ``""`` for an empty one, and their names (A, B, ...) if the file has any."""
+        """The options up to the last that is not empty, and their names (A, B, ...) if the file has any."""
         values = [record.fields[name] for name in self.options]
         keys: list[str] = []
         if len(values) == 1:
@@ -122,7 +125,10 @@ class Options(Layout):
                 values, keys = list(named.values()), [str(name) for name in named]
             else:
                 values = list(value)
-        return ["" if value is None else str(value) for value in values], keys
+        options = ["" if value is None else str(value) for value in values]
+        while options and not options[-1]:
+            options.pop()
+        return options, keys
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,6 +59,7 @@ def records(
     remarks: Remarks,
     needs: Sequence[str],
     label: str | None = None,
+    id: str | None = None,
     *,
     positional: bool = False,
     quoted: bool | None = None,
@@ -67,6 +68,7 @@ def records(
 
     Args:
         needs, label: the columns that will be read, as numbers if ``positional``.
+        id: the column of ids, if there is one.
         positional: the table has no header.
         quoted: see :func:`encoderlab.tasks.data.records.table`.
 
@@ -80,7 +82,7 @@ def records(
         yield from _followed(tables.table(path, None, remarks, needed=max(numbers) + 1, quoted=quoted), remarks)
     else:
         names = tables.columns(path, Remarks(path))
-        tables.check_once(path, names, [name for name in (*needs, label) if name is not None])
+        tables.check_once(path, names, [name for name in (*needs, label, id) if name is not None])
         yield from _followed(tables.table(path, names, remarks, quoted=quoted), remarks)
 
 

@@ -55,7 +55,7 @@ class Squad(Layout):
         if tables.suffix(path) not in (*TABLES, *COLUMNAR) and tables.is_document(path):
             yield from self._nested(path, remarks)
             return
-        for record in records(path, remarks, self.needs, positional=self.positional, quoted=True):
+        for record in records(path, remarks, self.needs, None, "id", positional=self.positional, quoted=True):
             for qa in record.fields.get("qas", ()):
                 passage = text_of(record, "context_text", path)
                 answers = self._answers(qa)
