@@ -65,7 +65,8 @@ class OwnFile:
     pair
         In your own file, the column of the second text, or of the question.
     label
-        In your own file, the column of the label, tags or answer.
+        In your own file, the column of the label, tags or answer; for several labels per text, columns
+        of 0 and 1, separated by commas.
     options
         For multiple choice, the columns of the options, separated by commas: 1,2,3,4.
     """

@@ -22,8 +22,12 @@ from encoderlab.tasks.data.task import Answer
         ("ner.txt", "Sue B-PER\nran O\n\nto O\nOslo B-LOC\n", "tagging", "one word per line"),
         ("ner.jsonl", '{"tokens": ["Sue"], "tags": ["B-PER"]}\n', "tagging", "words = 'tokens', tags = 'tags'"),
         ("spans.jsonl", '{"text": "Sue", "label": {"PER": {"Sue": [[0, 2]]}}}\n', "tagging", "spans of characters"),
+        ("doccano.jsonl", '{"text": "Sue ran", "label": [[0, 3, "PER"]]}\n', "tagging", "entities = 'label'"),
+        ("spacy.jsonl", '{"text": "Sue", "spans": [{"start": 0, "end": 3, "type": "X"}]}\n', "tagging", "'spans'"),
+        ("mood.jsonl", '{"text": "Sue", "label": "x", "entities": [[0, 3, "PER"]]}\n', "classification", "'label'"),
         ("qa.jsonl", '{"context": "a", "question": "b", "answers": []}\n', "span", "question about context"),
         ("qa.csv", "Context,Question,answer_text\na,b,a\n", "span", "Question about Context, answer = 'answer_text'"),
+        ("qa.jsonl", '{"context": "甲乙丙", "question": "丁", "answers": ["乙"]}\n', "span", "F1 is over characters"),
         ("choice.jsonl", '{"question": "q", "choices": ["a", "b"], "answer": "A"}\n', "choice", "answer = 'answer'"),
         ("swag.csv", "context,ending0,ending1,label\na,b,c,0\n", "choice", "options = ending0, ending1"),
     ],
@@ -218,6 +222,29 @@ def test_lists_of_labels_are_several_labels_and_lists_of_texts_refused(tmp_path)
         task_of(tmp_path / "lists.json")[0].read([tmp_path / "lists.json"], "train")
 
 
+def test_columns_of_0_and_1_are_several_labels(tmp_path):
+    path, test = tmp_path / "t.csv", tmp_path / "test.csv"
+    path.write_text("id,comment,toxic,rude\nx,a,0,1\ny,b,0,0\nz,c,1.0,True\n")
+    given = Given(text="comment", label="toxic,rude")
+    task, said = task_of(path, given)
+    assert task.form == "multilabel" and "label = 'toxic,rude'" in said
+    split = task.read([path], "train")
+    assert [one.label for one in split.examples] == [("rude",), (), ("toxic", "rude")]
+    for text in ("id,comment\nx,a\n", "id,comment,toxic,rude\nx,a,-1,-1\n"):
+        test.write_text(text)
+        assert task.read([test], "test").examples[0].label is None
+    test.write_text("id,comment,toxic,rude\nx,a,0,2\n")
+    with pytest.raises(DataError, match=r"test.csv:2: 'rude' is '2', expected 0 or 1; correct the row"):
+        task.read([test], "test")
+    with pytest.raises(ConfigError, match="t.csv: no column 'toxic,rud'"):
+        task_of(path, replace(given, label="toxic,rud"))
+    with pytest.raises(ConfigError, match="t.csv: column 'comment' is both text and label"):
+        task_of(path, replace(given, label="toxic,comment"))
+    with pytest.raises(DataError, match="two columns are called 'rude'"):
+        path.write_text("comment,toxic,rude,rude\na,0,1,1\n")
+        task_of(path, given)
+
+
 def test_a_file_without_a_label_column_is_told_so(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("text,rubric\na,x\nb,y\n")
@@ -277,11 +304,24 @@ def test_a_name_that_tells_nothing_is_looked_into_or_refused(tmp_path):
         task_of(tmp_path / "mine")
 
 
+def test_options_of_a_table_whose_answers_are_called_as_those_of_arc(tmp_path):
+    (tmp_path / "t.csv").write_text("question,A,B,C,answerKey\nWhy?,x,y,z,B\n")
+    task, said = task_of(tmp_path / "t.csv")
+    assert task.form == "choice" and "options = A, B, C, answer = 'answerKey'" in said
+
+
 def test_options_under_letters(tmp_path):
     said, split = choices(tmp_path, "exam.csv", ",Question,A,B,C,D,Answer\n0,q,red,blue,one,two,C\n")
     assert "options = A, B, C, D" in said and split.examples[0].answers == (2,)
 
 
+WIC = {"word": "bank", "sentence1": "A bank.", "sentence2": "The bank lent.", "start1": 2, "label": False, "idx": 0}
+TARGET = {"span1_text": "Sue", "span1_index": 3, "span2_text": "her", "span2_index": 6}
+MARKED = {"text": "Bob said that Sue saw that her cat ran.", "label": True, "idx": 0}
+CLUEWSC = {"target": {"span1_text": "小明", "span1_index": 2, "span2_text": "他", "span2_index": 6}, "label": "true"}
+PARAGRAPH = {"paragraph": "It rains.", "question": "Why?", "answer": "Clouds.", "label": 1}
+GAP = {"text": "Bob met Ann.", "entities": [{"start": 0, "end": 2}, {"start": 8, "end": 10}]}
+ASKED = [{"query": "@placeholder left", "answers": [{"start": 8, "end": 10, "text": "Ann"}], "idx": 0}]
 STEMMED = {"question": {"stem": "What?", "choices": [{"label": "A", "text": "a"}, {"label": "B", "text": "b"}]}}
 
 
@@ -291,8 +331,15 @@ STEMMED = {"question": {"stem": "What?", "choices": [{"label": "A", "text": "a"}
         ({**STEMMED, "answerKey": "B"}, ("What?", ("a", "b"), (1,))),
         ({"goal": "What?", "sol1": "a", "sol2": "b", "label": 1}, ("What?", ("a", "b"), (1,))),
         ({"uid": "u", "context": "It rains.", "hypothesis": "Wet.", "label": "e"}, ("It rains.", "Wet.", "e")),
+        ({"question": "Is it?", "passage": "It is.", "idx": 0, "label": True}, ("Is it?", "It is.", "true")),
+        (WIC, ("bank: A bank.", "The bank lent.", "false")),
+        (MARKED | {"target": TARGET}, ("Bob said that _Sue_ saw that [her] cat ran.", None, "true")),
+        (MARKED | TARGET, ("Bob said that _Sue_ saw that [her] cat ran.", None, "true")),
+        (CLUEWSC | {"text": "昨天小明说了他走"}, ("昨天_小明_说了[他]走", None, "true")),
+        (PARAGRAPH | {"idx": {"paragraph": 0, "question": 0, "answer": 0}}, ("It rains.", "Why? Clouds.", "1")),
+        ({"passage": GAP, "qas": ASKED, "idx": 0}, ("@placeholder left", ("Bob", "Ann"), (1,))),
     ],
-    ids=["OpenBookQA", "PIQA", "ANLI"],
+    ids=["OpenBookQA", "PIQA", "ANLI", "BoolQ", "WiC", "WSC", "WSC, flat", "CLUEWSC", "MultiRC", "ReCoRD"],
 )
 def test_published_records_are_known_by_their_fields(tmp_path, record, wanted):
     path = tmp_path / "a.jsonl"
@@ -301,6 +348,13 @@ def test_published_records_are_known_by_their_fields(tmp_path, record, wanted):
     first = task.read([path], "train").examples[0]
     names = ("question", "options", "answers") if task.form == "choice" else ("text", "pair", "label")
     assert tuple(getattr(first, name) for name in names) == wanted
+
+
+def test_a_record_that_lacks_a_column_is_refused_although_it_is_the_first(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"sentence1": "a", "label": 1}\n{"sentence1": "a", "sentence2": "b", "label": 0}\n')
+    with pytest.raises(DataError, match=r"a.jsonl:1: no 'sentence2' among sentence1, label; correct the row"):
+        task_of(path)
 
 
 COUNTED = "# a comment\n1\tOslo\tB-LOC\tO\n2\tis\tO\tO\n\n# another\n1\tAnn\tO\tB-PER\n"

@@ -18,16 +18,21 @@ from encoderlab.tasks.data.readers import (
     CharacterSpans,
     Columns,
     Conll,
+    EntityCloze,
     Keywords,
     Layout,
+    MarkedText,
+    MultiRC,
     Options,
     Squad,
     Stems,
+    TextSpans,
+    WordInContext,
     WordLists,
     examples,
 )
 from encoderlab.tasks.data.readers.common import TABLES
-from encoderlab.tasks.data.readers.words import columns_of_words, has_word_lines
+from encoderlab.tasks.data.readers.words import columns_of_words, has_word_lines, span_of
 from encoderlab.tasks.data.task import Example, Remarks, TaggedWords, Task, Text
 from encoderlab.tasks.forms.table import FORMS, form_named
 
@@ -35,7 +40,7 @@ from encoderlab.tasks.forms.table import FORMS, form_named
 PAIRS = (
     ("sentence1", "sentence2"), ("text_a", "text_b"), ("texta", "textb"), ("premise", "hypothesis"), ("text1", "text2"),
     ("question1", "question2"), ("sentence_A", "sentence_B"), ("query", "document"), ("query", "passage"),
-    ("question", "sentence"), ("context", "hypothesis"), ("text", "pair"), ("a", "b"),
+    ("question", "sentence"), ("question", "passage"), ("context", "hypothesis"), ("text", "pair"), ("a", "b"),
     ("句子1", "句子2"), ("文本1", "文本2"),
 )  # fmt: skip
 TEXTS = (
@@ -48,6 +53,7 @@ LABELS = (
 )  # fmt: skip
 WORDS = ("tokens", "words")
 TAGS = ("ner_tags", "tags", "labels", "label", "ner", "pos_tags")
+SPANS = ("entities", "spans")
 OPTIONS = ("options", "choices", "endings", "candidates", "choice")
 CORRECT = ("answer", "label", "answerkey", "correct")
 CONTEXTS = (
@@ -61,6 +67,17 @@ USUAL = {
     for names in (*PAIRS, TEXTS, LABELS, WORDS, TAGS, OPTIONS, CORRECT, CONTEXTS, ANSWERS, QUESTIONS, IDS)
     for name in names
 }
+PUBLISHED: tuple[tuple[set[str], Layout, str, str], ...] = (  # by fields that only these sets have: WiC's first
+    ({"word", "sentence1", "sentence2"}, WordInContext(), "texts", "a word in two sentences"),
+    ({"target.span1_text", "target.span2_text"}, MarkedText(), "texts", "a text with two spans"),
+    ({"text", "span1_text", "span2_text"}, MarkedText(), "texts", "a text with two spans"),
+    ({"passage.questions"}, MultiRC(), "texts", "answers to questions about a passage, right or wrong"),
+    ({"paragraph", "answer", "idx.question"}, MultiRC(), "texts", "answers to questions about a passage"),
+    ({"keyword", "abst"}, Keywords(), "texts", "keywords and an abstract"),
+    ({"passage.entities", "qas"}, EntityCloze(), "options", "entities of a passage for a gap"),
+    ({"passage", "entities", "query"}, EntityCloze(), "options", "entities of a passage for a gap"),
+    ({"question.stem", "question.choices"}, Stems(), "options", "questions with their stem and choices"),
+)
 _ALIGNED = 200  # rows that decide whether two columns contain words and their tags
 _FEW = 20  # with this few rows, each may have another label
 _SAMPLE = 2000  # examples that decide between labels and numbers, and whether tags have prefixes
@@ -71,7 +88,7 @@ _TELLING = (*tables.RECORDS, ".ndjson", ".txt")  # suffixes that determine how a
 @dataclass(frozen=True, kw_only=True)
 class Given:
     """The user's settings for a file; fields that are None are inferred. A column is a name, or a number without a
-    header.
+    header; ``label`` may be several columns of 0 and 1, with commas between.
 
     ``skip_unlabelled``: leave out rows without a label, which are otherwise refused.
     """
@@ -80,7 +97,6 @@ class Given:
     text: str | None = None
     pair: str | None = None
     label: str | None = None
-    id: str | None = None
     options: tuple[str, ...] = ()
     skip_unlabelled: bool = False
 
@@ -168,6 +184,13 @@ class _InferredFile:
         return find_column(names, self.columns, but)
 
     @property
+    def flags(self) -> tuple[str, ...]:
+        """The columns of 0 and 1 that the user names as labels, if there are several."""
+        label = self.given.label
+        names = () if label is None or label in self.columns else tuple(label.split(","))
+        return names if len(names) > 1 and set(names) <= set(self.columns) else ()
+
+    @property
     def options(self) -> tuple[str, ...]:
         """The columns of options.
 
@@ -210,7 +233,8 @@ def _check_given(file: _InferredFile) -> None:
     given, columns = file.given, file.columns
     if given.form is not None:
         form_named(given.form)
-    names = [name for name in (given.text, given.pair, given.label, given.id, *given.options) if name is not None]
+    named = (given.text, given.pair, *(file.flags or (given.label,)), *given.options)
+    names = [name for name in named if name is not None]
     numbers = [name for name in names if name.isdecimal()]
     if numbers and numbers == names and all(columns[int(name) : int(name) + 1] == (name,) for name in numbers):
         raise ConfigError(f"{file.path}: the first row is a header of numbers; give its columns names")
@@ -240,6 +264,10 @@ def _infer(file: _InferredFile) -> _Inferred:
     """
     given, needs = file.given, file.needs
     nothing_given = needs is None and given.text is None
+    if file.flags:
+        return _texts(file)
+    if inferred := _published(file):
+        return inferred
     asked = nothing_given and {"question", "context"} <= set(file.lower) and not file.options
     if (needs == "passages" or asked) and (inferred := _passages(file)):
         return inferred
@@ -250,8 +278,6 @@ def _infer(file: _InferredFile) -> _Inferred:
     if tagged and (inferred := _words(file)):
         return inferred
     if needs == "options" or nothing_given:
-        if Stems().matches(file.columns) and isinstance(_first_record(file.path).get("question"), dict):
-            return _Inferred(Stems(), "options", "questions with their stem and choices")
         if file.options:
             return _choice(file)
     if given.form is not None and needs != "texts":
@@ -260,6 +286,17 @@ def _infer(file: _InferredFile) -> _Inferred:
             f"{FORMS[given.form].description}; rename them, give --text, --pair and --label, or convert the file"
         )
     return _texts(file)
+
+
+def _published(file: _InferredFile) -> _Inferred | None:
+    """A layout of :data:`PUBLISHED`; None for other files, or if the user names a column."""
+    given = file.given
+    if file.suffix in TABLES or not file.columns or (given.text, given.pair, given.label) != (None, None, None):
+        return None
+    fields = _first_record(file.path)
+    names = {f"{outer}.{inner}" for outer, value in fields.items() if isinstance(value, dict) for inner in value}
+    fitting = (one for one in PUBLISHED if one[0] <= {*fields, *names} and file.needs in (None, one[2]))
+    return next((_Inferred(layout, columns, said) for _, layout, columns, said in fitting), None)
 
 
 def _passages(file: _InferredFile) -> _Inferred | None:
@@ -277,12 +314,14 @@ def _passages(file: _InferredFile) -> _Inferred | None:
 def _words(file: _InferredFile) -> _Inferred | None:
     """Words with tags: two lists in a record, one word per line, or spans of characters; None for other files."""
     given, suffix = file.given, file.suffix
+    text, label = given.text or file.find(TEXTS), given.label or file.find(LABELS)
+    if text in file.columns and suffix not in TABLES and (inferred := _spans(file, str(text), label)):
+        return inferred
     words = given.text or file.find(WORDS)
     tags = given.label or file.find(TAGS)
     if words and words in file.columns and (tags or file.needs == "words"):  # a file to predict has no tags
         said = f"words = {words!r}" + (f", tags = {tags!r}" if tags else "")
         return _Inferred(WordLists(words=words, tags=tags), "words", said)
-    text, label = given.text or file.find(TEXTS), given.label or file.find(LABELS)
     # a known header takes precedence over the shape of the lines
     known = text in file.columns and label in file.columns
     if known and _is_tagged(file.path, str(text), str(label)):
@@ -290,9 +329,20 @@ def _words(file: _InferredFile) -> _Inferred | None:
     plain = not file.suffix_tells or suffix in (".txt", ".tsv")
     if suffix in _WORDS_BY_LINE or plain and (file.needs == "words" or not known and has_word_lines(file.path)):
         return _word_lines(file)
-    unsplit = suffix in (".json", ".jsonl") and words is None and "text" in file.columns
-    if unsplit and isinstance(_first_record(file.path).get("label"), dict):  # as in CLUENER
-        return _Inferred(CharacterSpans(), "words", "spans of characters by type")
+    return None
+
+
+def _spans(file: _InferredFile, text: str, label: str | None) -> _Inferred | None:
+    """A text with its entities in the column of the label, or, without one, in one of :data:`SPANS`; None for other
+    files.
+    """
+    for record in islice(tables.records(file.path), tables.FIRST):
+        for name in SPANS if label is None else (label,):
+            value = record.fields.get(name)
+            if isinstance(value, dict) and (text, name) == ("text", "label"):  # as in CLUENER
+                return _Inferred(CharacterSpans(), "words", "spans of characters by type")
+            if isinstance(value, list) and value and None not in map(span_of, value):
+                return _Inferred(TextSpans(text=text, spans=name), "words", f"text = {text!r}, entities = {name!r}")
     return None
 
 
@@ -349,8 +399,7 @@ def _choice(file: _InferredFile) -> _Inferred:
             f"{file.path}: which of the columns {', '.join(map(repr, file.columns[:12]))} are the options "
             f"{', '.join(options)} for? give: --form choice --text COLUMN [--pair COLUMN]"
         )
-    named = given.id or file.find(IDS)
-    layout = Options(context=context, question=question, options=options, answer=answer, id=named)
+    layout = Options(context=context, question=question, options=options, answer=answer, id=file.find(IDS))
     try:
         layout, how = layout.judged(file.path)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
@@ -367,10 +416,9 @@ def _texts(file: _InferredFile) -> _Inferred:
         DataError: no column is known to be the text.
     """
     path, columns, given = file.path, file.columns, file.given
-    if given.text is None and Keywords().matches(columns):  # as in CSL
-        return _Inferred(Keywords(), "texts", "keywords and an abstract")
     text, pair = given.text, given.pair
     label = given.label or file.find(LABELS, but=(text, pair))
+    labels = file.flags or (label,)
     if text is None:
         pairs = ((file.find([a]), file.find([b])) for a, b in PAIRS)
         first, second = next((names for names in pairs if all(names)), (None, None))
@@ -387,14 +435,14 @@ def _texts(file: _InferredFile) -> _Inferred:
             f"{path}: which of the columns {', '.join(map(repr, columns[:12]))} is the text? give: "
             f"--text COLUMN [--pair COLUMN] --label COLUMN; columns of a file without a header are 0, 1, ..."
         )
-    if label is not None and label in (text, pair):
-        what = "text" if label == text else "second text"
-        raise ConfigError(f"{path}: column {label!r} is both {what} and label; give another column for one of them")
+    for what, name in (("text", text), ("second text", pair)):
+        if name is not None and name in labels:
+            raise ConfigError(f"{path}: column {name!r} is both {what} and label; give another column for one of them")
     said = (
         f"text = {text!r}" + (f", second text = {pair!r}" if pair else "") + (f", label = {label!r}" if label else "")
     )
-    named = given.id or file.find(IDS)
-    layout = Columns(text=text, pair=pair, label=label, id=named if named != text else None)
+    single = None if file.flags else label
+    layout = Columns(text=text, pair=pair, label=single, id=file.find(IDS, but=(text, *labels)), flags=file.flags)
     return _Inferred(layout, "texts", said)
 
 

@@ -192,11 +192,11 @@ QA = (
            _three(("cmrc2018_train.json", "train.json", "train-*.parquet", "train-part.json"),
                   ("cmrc2018_dev.json", "dev.json", "validation-*.parquet", "dev-part.json"),
                   ("cmrc2018_test*.json", "test.json")),
-           answers="cmrc", language="zh", submission=_predictions("cmrc2018_predict.json")),
+           answers="cmrc", submission=_predictions("cmrc2018_predict.json")),
     _squad("drcd", ("drcd", "DRCD"),
            _three(("DRCD_training.json", "train.json"), ("DRCD_dev.json", "dev.json"),
                   ("DRCD_test.json", "test.json")),
-           answers="cmrc", language="zh"),
+           answers="cmrc"),
 )  # fmt: skip
 
 
@@ -232,14 +232,13 @@ CHOICE = (
             C3(),
             Options(context="context", question="question", options=("choice",), answer="answer", id="id",
                     by_text=True),
-            language="zh",
             submission=Submission(format="clue", files={"test": "c311_predict.json", "test1.0": "c310_predict.json"})),
 )  # fmt: skip
 
 
 def _tagging(name: str, files: Mapping[str, tuple[str, ...]], *layouts, **fields: Any) -> Task:
-    """A task of Chinese tagging, unless ``fields`` say otherwise."""
-    usual: dict[str, Any] = {"folders": (name, f"ner/{name}"), "language": "zh"}
+    """A task of tagging, submitted as conlleval reads it unless ``fields`` say otherwise."""
+    usual: dict[str, Any] = {"folders": (name, f"ner/{name}")}
     usual["submission"] = Submission(format="conll", files={"dev": "dev.txt", "test": "test.txt"})
     metrics = ("f1", "precision", "recall", "accuracy")
     return Task(name=name, form="tagging", metrics=metrics, files=files, layouts=layouts, **usual | fields)
@@ -252,7 +251,7 @@ TAGGING = (
                     ("valid.txt", "eng.testa", "validation-*.parquet", "valid-part.txt"),
                     ("test.txt", "eng.testb", "test-*.parquet")),
              WordLists(), Conll(),
-             labels=CONLL_TAGS, folders=("conll2003", "CoNLL-2003", "ner/conll2003"), language="en"),
+             labels=CONLL_TAGS, folders=("conll2003", "CoNLL-2003", "ner/conll2003")),
     _tagging("msra", _three(("train.tsv", "msra_train_bio.txt"), ("dev.tsv",), ("test.tsv", "msra_test_bio.txt")),
              WordLists(words="text_a", tags="label"), Conll()),
     _tagging("peoples_daily",
@@ -282,7 +281,7 @@ def _clue(name: str, labels: tuple[str, ...] | None, *layouts, file: str | None 
         "folders": (name, f"{name}_public", f"clue/{name}"),
         "submission": Submission(format="clue", files=predicted),
     } | fields
-    return Task(name=name, labels=labels, layouts=layouts, language="zh", **usual)
+    return Task(name=name, labels=labels, layouts=layouts, **usual)
 
 
 def _fewclue(name: str, labels: tuple[str, ...] | None, *layouts, file: str | None = None, **fields) -> Task:

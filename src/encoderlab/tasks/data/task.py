@@ -70,7 +70,6 @@ class Task:
         dropped: labels whose rows are left out ("-": the annotators found no majority).
         answers: the rules by which the answers of a span task are scored. Only ``squad`` has unanswerable questions.
         submission: the files of its leaderboard.
-        language: of its texts.
     """
 
     name: str
@@ -87,7 +86,6 @@ class Task:
     dropped: tuple[str, ...] = ()
     answers: Literal["squad", "triviaqa", "cmrc", "record"] = "squad"
     submission: Submission | None = None
-    language: Literal["en", "zh"] = "en"
 
     def __post_init__(self) -> None:
         form_named(self.form)

@@ -145,7 +145,7 @@ def task_of_file(path: Path, trained: Task, given: Given, say: Say) -> Task:
         return replace(trained, layouts=(layout,))
     if isinstance(layout, Columns):
         texts = (layout.text, layout.pair) if given.text is None else (given.text, given.pair)
-        usual = layout.label if layout.has_labels(names) else None
+        usual = layout.label_column if layout.has_labels(names) else None
         given = replace(given, text=texts[0], pair=given.pair or texts[1], label=given.label or usual)
     task, said = task_of(path, given)
     say(said)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from encoderlab.errors import DataError
-from encoderlab.tasks.data.readers import Conll, Squad, WordLists
+from encoderlab.tasks.data.readers import Conll, Squad, TextSpans, WordLists
 from encoderlab.tasks.data.suites import task
 from encoderlab.tasks.data.task import Remarks, Task
 from tests.tasks.data.written import jsonl, load, write
@@ -31,6 +31,28 @@ def test_word_lists_and_nested_spans(tmp_path):
     assert task("msra").load(tmp_path, "train").examples[0].tags == ("O", "B-LOC", "I-LOC")
     jsonl(tmp_path / "cluener/train.json", {"text": "看CSOL吧", "label": {"game": {"CSOL": [[1, 4]]}}})
     assert task("cluener").load(tmp_path, "train").examples[0].tags == ("O", "B-game", *["I-game"] * 3, "O")
+
+
+SPANS = Task(name="t", form="tagging", metrics=("f1",), layouts=(TextSpans(),))
+
+
+def test_entities_by_their_characters(tmp_path):
+    text = "Bob-Lee met Ann in 北京, not."
+    spans = [[12, 15, "PER"], {"start": 0, "end": 7, "label": "PER"}, {"start": 19, "end": 21, "type": "LOC"}]
+    path = jsonl(tmp_path / "train.jsonl", {"text": text, "label": spans}, {"text": "no", "label": []})
+    first, second = load(SPANS, path).examples
+    assert first.words == ("Bob-Lee", "met", "Ann", "in", "北", "京", ",", "not", ".")
+    assert first.tags == ("B-PER", "O", "B-PER", "O", "B-LOC", "I-LOC", "O", "O", "O") and second.tags == ("O",)
+    path = jsonl(tmp_path / "train.jsonl", {"text": text, "label": [[0, 3, "PER"], [3, 11, "X"], [4, 11, "ORG"]]})
+    split = load(SPANS, path)
+    assert split.examples[0].tags[:3] == ("B-X", "I-X", "O")
+    assert split.remarks == (
+        "train.jsonl: 3 rows: an entity begins or ends within a word; the whole word counts (first: row 1)",
+        "train.jsonl: 2 rows: mentions overlap; the first and longest is kept (first: row 1)",
+    )
+    for wrong in ([0, 99, "PER"], [3, 3, "PER"], [0, 3], "PER"):
+        with pytest.raises(DataError, match="train.jsonl:1: .* is no span in 27 characters; correct it"):
+            load(SPANS, jsonl(tmp_path / "train.jsonl", {"text": text, "label": [wrong]}))
 
 
 @pytest.mark.parametrize(

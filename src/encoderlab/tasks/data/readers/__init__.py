@@ -16,11 +16,12 @@ from encoderlab.tasks.data.readers.choices import C3, Cloze, Copa, EntityCloze, 
 from encoderlab.tasks.data.readers.common import Layout
 from encoderlab.tasks.data.readers.questions import Squad
 from encoderlab.tasks.data.readers.texts import Columns, Keywords, MarkedText, MultiRC, WordInContext
-from encoderlab.tasks.data.readers.words import CharacterSpans, Conll, WordLists
+from encoderlab.tasks.data.readers.words import CharacterSpans, Conll, TextSpans, WordLists
 
 __all__ = [
     "C3", "CharacterSpans", "Cloze", "Columns", "Conll", "Copa", "EntityCloze", "IdiomGaps", "Keywords", "Layout",
-    "MarkedText", "MultiRC", "Options", "Race", "Squad", "Stems", "WordInContext", "WordLists", "examples", "layout_of",
+    "MarkedText", "MultiRC", "Options", "Race", "Squad", "Stems", "TextSpans", "WordInContext", "WordLists", "examples",
+    "layout_of",
 ]  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+from encoderlab.errors import DataError
 from encoderlab.tasks.data.examples import Remarks, Text
 from encoderlab.tasks.data.readers.common import (
     Layout,
@@ -19,6 +20,7 @@ from encoderlab.tasks.data.readers.common import (
     records,
     text_of,
 )
+from encoderlab.tasks.data.records import Record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +35,7 @@ class Columns(Layout):
         quoted: of a tab-separated file, see :func:`encoderlab.tasks.data.records.table`.
         only: a column and its value in the rows that are read.
         several: the separator of the labels in a cell; ``"[]"`` for lists (:func:`nested_value`).
+        flags: columns of 0 and 1, one for each label, instead of ``label``.
     """
 
     text: str
@@ -42,6 +45,7 @@ class Columns(Layout):
     quoted: bool | None = None
     only: tuple[str, str] | None = None
     several: str | None = None
+    flags: tuple[str, ...] = ()
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -49,18 +53,19 @@ class Columns(Layout):
 
     @property
     def label_column(self) -> str | None:
-        return self.label
+        """The column of the label; of several, their names with commas between."""
+        return ",".join(self.flags) or self.label
 
     def unlabelled(self) -> Self:
-        return replace(self, label=None)
+        return replace(self, label=None, flags=())
 
     def has_labels(self, columns: Sequence[str]) -> bool:
-        """Whether a file with these columns has the one of the label."""
-        return self.positional or self.label in columns
+        """Whether a file with these columns has those of the labels."""
+        return self.positional or set(self.flags or (self.label,)) <= set(columns)
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Text]:
-        rows = records(path, remarks, self.needs, self.label, positional=self.positional, quoted=self.quoted)
-        for record in rows:
+        how = {"positional": self.positional, "quoted": self.quoted}
+        for record in records(path, remarks, (*self.needs, *self.flags), self.label, self.id, **how):
             if self.only is not None and record.fields.get(self.only[0]) != self.only[1]:
                 continue
             text = text_of(record, self.text, path)
@@ -71,9 +76,29 @@ class Columns(Layout):
                 id=id_of(record, self.id, remarks),
                 text=text,
                 pair=pair,
-                label=None if self.label is None else _labels_of(record.fields.get(self.label), self.several),
+                label=self._label(record, path),
                 row=record.row,
             )
+
+    def _label(self, record: Record, path: Path) -> str | tuple[str, ...] | None:
+        if self.flags:
+            return _flagged(record, self.flags, path)
+        return None if self.label is None else _labels_of(record.fields.get(self.label), self.several)
+
+
+def _flagged(record: Record, names: Sequence[str], path: Path) -> tuple[str, ...] | None:
+    """The columns among ``names`` with 1; None where all are empty or -1, as in a test file.
+
+    Raises:
+        DataError: another value than 0 or 1.
+    """
+    values = {name: (label_of(record.fields.get(name)) or "").strip().lower().removesuffix(".0") for name in names}
+    if set(values.values()) <= {"", "-1"}:
+        return None
+    for name, value in values.items():
+        if value not in ("0", "1", "false", "true"):
+            raise DataError(f"{path}:{record.row}: {name!r} is {value!r}, expected 0 or 1; correct the row")
+    return tuple(name for name, value in values.items() if value in ("1", "true"))
 
 
 def _labels_of(value: Any, several: str | None) -> str | tuple[str, ...] | None:
@@ -105,7 +130,7 @@ class MarkedText(Layout):
     their own (Hugging Face).
     """
 
-    words: bool
+    words: bool | None = None
     needs = ("text", "target")
 
     def matches(self, columns: Sequence[str]) -> bool:
@@ -113,12 +138,15 @@ class MarkedText(Layout):
         return "text" in columns and ("target" in columns or flat <= set(columns))
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Text]:
+        words = self.words
         for record in nested(path, remarks):
             text, target = text_of(record, "text", path), record.fields.get("target", record.fields)
+            spans = [(str(target[f"span{i}_text"]), int(target[f"span{i}_index"])) for i in (1, 2)]
+            if words is None:
+                words = not all(text.startswith(span, place) for span, place in spans)
             marks: list[tuple[int, int, int, str]] = []  # place, closing before opening, inner before outer
-            for name, (opening, closing) in (("span1", "__"), ("span2", "[]")):
-                span = str(target[f"{name}_text"])
-                start = self._start(text, span, int(target[f"{name}_index"]), record.row, remarks)
+            for (span, place), (opening, closing) in zip(spans, ("__", "[]"), strict=True):
+                start = _start(text, span, place, words, record.row, remarks)
                 if start >= 0:
                     end = start + len(span)
                     marks += [(start, 1, -end, opening), (end, 0, -start, closing)]
@@ -128,16 +156,17 @@ class MarkedText(Layout):
             name = "id" if "id" in record.fields else "idx"
             yield Text(id=id_of(record, name, remarks), text=text, label=label, row=record.row)
 
-    def _start(self, text: str, span: str, place: int, row: int, remarks: Remarks) -> int:
-        """The character where ``span`` begins; -1 if the text does not contain it."""
-        if self.words:
-            place = len(" ".join(text.split(" ")[:place])) + bool(place)
-        if text[place : place + len(span)].lower() == span.lower():
-            return place
-        start = nearest_words(text, span, place) if self.words else nearest_place(text, span, place)
-        then = "; the nearest mention is marked" if start >= 0 else ", nor anywhere else; it is not marked"
-        remarks.add(f"a span is not at its offset{then}", row)
-        return start
+
+def _start(text: str, span: str, place: int, words: bool, row: int, remarks: Remarks) -> int:
+    """The character where ``span`` begins, given its first character or word; -1 if the text does not contain it."""
+    if words:
+        place = len(" ".join(text.split(" ")[:place])) + bool(place)
+    if text[place : place + len(span)].lower() == span.lower():
+        return place
+    start = nearest_words(text, span, place) if words else nearest_place(text, span, place)
+    then = "; the nearest mention is marked" if start >= 0 else ", nor anywhere else; it is not marked"
+    remarks.add(f"a span is not at its offset{then}", row)
+    return start
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from encoderlab.errors import DataError
 from encoderlab.tasks.data import records as tables
 from encoderlab.tasks.data.examples import Remarks, TaggedWords
 from encoderlab.tasks.data.readers.common import Layout, id_of, nearest_place, nested, nested_value, records, text_of
+from encoderlab.tasks.forms.plain_words import Word, words_of
 from encoderlab.tasks.scoring.entities import (
     Entity,
     Scheme,
@@ -124,7 +125,7 @@ class WordLists(Layout):
             )
 
     def _sentences(self, path: Path, remarks: Remarks) -> Iterator[TaggedWords]:
-        for record in records(path, remarks, self.needs, self.tags, quoted=False):
+        for record in records(path, remarks, self.needs, self.tags, "id", quoted=False):
             try:
                 words = _items(record.fields.get(self.words), str)
                 tags = None if self.tags is None else _items(record.fields.get(self.tags), str, int)
@@ -162,7 +163,7 @@ class CharacterSpans(Layout):
 
     @staticmethod
     def _tags(text: str, label: dict[str, dict[str, list]], path: Path, row: int, remarks: Remarks) -> list[str]:
-        """BIO tags of the characters; of overlapping mentions only the first and longest is used."""
+        """BIO tags of the characters."""
         spans: list[Entity] = []
         for kind, mentions in label.items():
             for mention, places in mentions.items():
@@ -174,13 +175,85 @@ class CharacterSpans(Layout):
                         last = first + len(mention) - 1
                         remarks.add("a mention is not at its offsets; the nearest is used", row)
                     spans.append((kind, first, last + 1))
-        kept: list[Entity] = []
-        for span in sorted(spans, key=lambda span: (span[1], -span[2])):
-            if kept and span[1] < kept[-1][2]:
-                remarks.add("mentions overlap; the first and longest is kept", row)
-            else:
-                kept.append(span)
-        return write_tags(kept, len(text))
+        return write_tags(_apart(spans, row, remarks), len(text))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSpans(Layout):
+    """A text and its entities: lists ``[start, end, type]`` (doccano), or objects with ``start``, ``end`` and ``label``
+    or ``type`` (spaCy, Prodigy); ``end`` is one past the last character.
+
+    Its words are those of :func:`words_of`; one that an entity covers in part belongs to it.
+    """
+
+    text: str = "text"
+    spans: str | None = "label"
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return (self.text,)
+
+    @property
+    def label_column(self) -> str | None:
+        return self.spans
+
+    def unlabelled(self) -> Self:
+        return replace(self, spans=None)
+
+    def read(self, path: Path, remarks: Remarks) -> Iterator[TaggedWords]:
+        for record in nested(path, remarks):
+            text = text_of(record, self.text, path)
+            words = words_of(text)
+            if not words:
+                remarks.add("no words; left out", record.row)
+                continue
+            spans = None if self.spans is None else record.fields.get(self.spans)
+            tags = None if spans is None else tuple(self._tags(text, words, spans, path, record.row, remarks))
+            yield TaggedWords(
+                id=id_of(record, "id", remarks),
+                words=tuple(word for word, _, _ in words),
+                tags=tags,
+                document=remarks.number,
+                row=record.row,
+            )
+
+    @staticmethod
+    def _tags(text: str, words: list[Word], spans: Any, path: Path, row: int, remarks: Remarks) -> list[str]:
+        """BIO tags of the words."""
+        found: list[Entity] = []
+        for value in spans:
+            span = span_of(value)
+            if span is None or not 0 <= span[1] < span[2] <= len(text):
+                raise DataError(f"{path}:{row}: {value!r} is no span in {len(text):,} characters; correct it")
+            kind, start, end = span
+            inside = [i for i, (_, first, stop) in enumerate(words) if first < end and start < stop]
+            if not inside:
+                remarks.add("an entity without a word; left out", row)
+                continue
+            if words[inside[0]][1] < start or end < words[inside[-1]][2]:
+                remarks.add("an entity begins or ends within a word; the whole word counts", row)
+            found.append((kind, inside[0], inside[-1] + 1))
+        return write_tags(_apart(found, row, remarks), len(words))
+
+
+def span_of(value: Any) -> Entity | None:
+    """Type, first character and one past the last of an entry of :class:`TextSpans`; None for another value."""
+    if isinstance(value, dict):
+        value = [value.get("start"), value.get("end"), value.get("label", value.get("type"))]
+    if not isinstance(value, list) or [type(part) for part in value] != [int, int, str]:
+        return None
+    return value[2], value[0], value[1]
+
+
+def _apart(spans: list[Entity], row: int, remarks: Remarks) -> list[Entity]:
+    """The spans in order; of those that overlap, the first and longest."""
+    kept: list[Entity] = []
+    for span in sorted(spans, key=lambda span: (span[1], -span[2])):
+        if kept and span[1] < kept[-1][2]:
+            remarks.add("mentions overlap; the first and longest is kept", row)
+        else:
+            kept.append(span)
+    return kept
 
 
 def _converted(
