@@ -222,6 +222,15 @@ def test_lists_of_labels_are_several_labels_and_lists_of_texts_refused(tmp_path)
         task_of(tmp_path / "lists.json")[0].read([tmp_path / "lists.json"], "train")
 
 
+@pytest.mark.parametrize("text", ["id,text\nx,Ann ran.\n", '{"id": "x", "content": "Ann ran."}\n'])
+def test_texts_to_tag_are_cut_into_words(tmp_path, text):
+    path = tmp_path / ("t.jsonl" if text.startswith("{") else "t.csv")
+    path.write_text(text)
+    task, said = task_of(path, Given(form="tagging"))
+    (example,) = task.read([path], "test").examples
+    assert (example.id, example.words, example.tags) == ("x", ("Ann", "ran", "."), None) and "the words of" in said
+
+
 def test_columns_of_0_and_1_are_several_labels(tmp_path):
     path, test = tmp_path / "t.csv", tmp_path / "test.csv"
     path.write_text("id,comment,toxic,rude\nx,a,0,1\ny,b,0,0\nz,c,1.0,True\n")

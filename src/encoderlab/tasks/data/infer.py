@@ -329,6 +329,8 @@ def _words(file: _InferredFile) -> _Inferred | None:
     plain = not file.suffix_tells or suffix in (".txt", ".tsv")
     if suffix in _WORDS_BY_LINE or plain and (file.needs == "words" or not known and has_word_lines(file.path)):
         return _word_lines(file)
+    if file.needs == "words" and text in file.columns:  # texts to predict
+        return _Inferred(TextSpans(text=str(text), spans=None), "words", f"the words of {text!r}")
     return None
 
 

@@ -183,7 +183,8 @@ class TextSpans(Layout):
     """A text and its entities: lists ``[start, end, type]`` (doccano), or objects with ``start``, ``end`` and ``label``
     or ``type`` (spaCy, Prodigy); ``end`` is one past the last character.
 
-    Its words are those of :func:`words_of`; one that an entity covers in part belongs to it.
+    Its words are those of :func:`words_of`; one that an entity covers in part belongs to it. If ``spans`` is None, no
+    entities are read, and the file may be a table.
     """
 
     text: str = "text"
@@ -201,7 +202,7 @@ class TextSpans(Layout):
         return replace(self, spans=None)
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[TaggedWords]:
-        for record in nested(path, remarks):
+        for record in records(path, remarks, self.needs, self.spans, "id"):
             text = text_of(record, self.text, path)
             words = words_of(text)
             if not words:
