@@ -24,6 +24,14 @@ def test_column_files_give_documents_and_convert_schemes(tmp_path):
     assert load(task("resume"), path).examples[0].tags == ("B-NAME", "I-NAME", "I-NAME", "O", "B-X")
 
 
+@pytest.mark.parametrize("comment", ["# id 3d4f domain=en", "# id 3d4f\tdomain=en"])
+def test_ids_of_sentences_are_no_words(tmp_path, comment):
+    words = "Sue _ _ B-PER\nran _ _ O\n# _ _ O\n"
+    path = write(tmp_path / "en.conll", f"{comment}\n{words}\n{comment}\n{words}")
+    found = list(Conll().read(path, Remarks(path)))
+    assert [(one.words, one.row) for one in found] == [(("Sue", "ran", "#"), 2), (("Sue", "ran", "#"), 7)]
+
+
 def test_word_lists_and_nested_spans(tmp_path):
     jsonl(tmp_path / "train.jsonl", {"tokens": ["EU", "says"], "ner_tags": [3, 0]})
     assert load(task("conll2003"), tmp_path / "train.jsonl").examples[0].tags == ("B-ORG", "O")

@@ -35,7 +35,8 @@ class Conll(Layout):
     """A word per line with its tag in another column, a blank line between sentences, ``-DOCSTART-`` between documents.
 
     If ``word`` is not the first column, which then numbers the words (CoNLL-U), lines that begin with # are comments,
-    and lines of several words (numbered 2-3) or of unwritten words (2.1) are left out.
+    and lines of several words (numbered 2-3) or of unwritten words (2.1) are left out. Otherwise a line before a
+    sentence that begins with "# id" is one (MultiCoNER).
     Tags of every scheme are converted to ``scheme``; with None they are not changed, as needed for parts of speech. If
     ``tag`` is None, none are read.
     """
@@ -61,6 +62,8 @@ class Conll(Layout):
         for row, line in chain(tables.lines(path), ((-1, ""),)):
             cells = cells_of(line)
             if self.word and cells and (line.startswith("#") or re.fullmatch(_NO_WORD, cells[0])):
+                continue
+            if not words and line.startswith("# id "):
                 continue
             if not cells or cells[0] == "-DOCSTART-":
                 if words:
