@@ -8,6 +8,7 @@ import pytest
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.tasks.data.infer import Given, task_of
 from encoderlab.tasks.data.task import Answer
+from encoderlab.tasks.forms.table import form_named
 
 
 @pytest.mark.parametrize(
@@ -354,6 +355,7 @@ def test_published_records_are_known_by_their_fields(tmp_path, record, wanted):
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps(record))
     task, _ = task_of(path)
+    assert task.metrics == (("f1", "exact") if "paragraph" in record else form_named(task.form).metrics)
     first = task.read([path], "train").examples[0]
     names = ("question", "options", "answers") if task.form == "choice" else ("text", "pair", "label")
     assert tuple(getattr(first, name) for name in names) == wanted

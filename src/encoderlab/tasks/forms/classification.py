@@ -21,6 +21,7 @@ from encoderlab.nn.heads import ClassificationHead, TaskHead
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Term
 from encoderlab.tasks.data.examples import Example, Remarks, Split, Text, labels_of
+from encoderlab.tasks.data.readers import Layout
 from encoderlab.tasks.forms.base import (
     FormSettings,
     Network,
@@ -100,6 +101,11 @@ class ClassificationForm(TextForm):
     settings: LabelSettings
 
     # Data
+
+    @classmethod
+    def inferred(cls, layout: Layout, examples: Sequence[Any]) -> tuple[Layout, tuple[str, ...], str]:
+        grouped = any(example.group for example in examples)
+        return (layout, ("f1", "exact"), "exact by question") if grouped else (layout, cls.metrics, "")
 
     @classmethod
     def checked(cls, task: Task, example: Any, place: str, remarks: Remarks) -> Example | None:
