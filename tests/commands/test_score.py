@@ -119,8 +119,11 @@ def test_spaces_around_an_id_do_not_count(run, name: str, text: str) -> None:
 
 def test_labels_that_the_gold_data_lacks_can_be_named(run) -> None:
     text = "pos\nneutral\nneg\npos\n"
-    assert run("p.txt", text, "gold.csv", CLASSES)[0] == 3
+    refused = "label 'neutral' is not one of neg, pos; correct the row, or train on this label (for score: --labels)"
+    assert refused in run("p.txt", text, "gold.csv", CLASSES)[1]
     assert run("p.txt", text, "gold.csv", CLASSES, "--labels", "neutral")["accuracy"] == 0.25
+    text = text.replace("neutral", "so, so")
+    assert run("p.txt", text, "gold.csv", CLASSES, "--labels", 'meh, "so, so"')["accuracy"] == 0.25
     one = "text,label\ngood,pos\nfine,pos\n"
     assert "--labels" in run("p.txt", "pos\nneg\n", "one.csv", one)[1]
     assert run("p.txt", "pos\nneg\n", "one.csv", one, "--labels", "neg")["accuracy"] == 0.5

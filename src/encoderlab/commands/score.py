@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,7 +49,8 @@ def score(
     split
         Split of a benchmark or a folder: train, dev, test, ...
     labels
-        Further labels that may be predicted, besides those in the labelled file; separated by commas.
+        Further labels that may be predicted, besides those in the labelled file; separated by commas,
+        within quotation marks if they contain one.
     null_odds
         For answers: JSON file with the score or probability of "no answer" by question id.
     threshold
@@ -80,7 +82,8 @@ def score(
         note(line)
     if labels and (task.labels is not None or not FORMS[task.form].labelled):
         raise ConfigError(f"--labels: {task.name} ({task.form}) takes no further labels; leave it out")
-    task = with_labels(task, part, [one.strip() for one in labels.split(",")] if labels else ())
+    further = next(csv.reader([labels], skipinitialspace=True)) if labels else ()
+    task = with_labels(task, part, [one.strip() for one in further])
     if predictions.is_file():
         check_intact(predictions)
     values, remarks = read_predictions(predictions, task, part, skip_others=skip_others)

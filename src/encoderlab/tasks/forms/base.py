@@ -533,7 +533,8 @@ def known_label(task: Task, raw: str, place: str, *, indices: bool = True, what:
         return raw
     if indices and task.indices and raw.isascii() and raw.isdigit() and int(raw) < len(task.labels):
         return task.labels[int(raw)]
-    raise DataError(f"{place}: {what} {raw!r} is not one of {', '.join(task.labels[:20])}; correct the row or the task")
+    remedy = "correct the row" if task.indices else "correct the row, or train on this label (for score: --labels)"
+    raise DataError(f"{place}: {what} {raw!r} is not one of {', '.join(task.labels[:20])}; {remedy}")
 
 
 def check_number_of_labels(labels: Sequence[str], train: Split) -> None:

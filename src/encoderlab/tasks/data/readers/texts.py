@@ -64,8 +64,10 @@ class Columns(Layout):
         return self.positional or set(self.flags or (self.label,)) <= set(columns)
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Text]:
-        how = {"positional": self.positional, "quoted": self.quoted}
-        for record in records(path, remarks, (*self.needs, *self.flags), self.label, self.id, **how):
+        needs = (*self.needs, *self.flags)
+        for record in records(
+            path, remarks, needs, self.label, self.id, positional=self.positional, quoted=self.quoted
+        ):
             if self.only is not None and record.fields.get(self.only[0]) != self.only[1]:
                 continue
             text = text_of(record, self.text, path)
@@ -145,7 +147,7 @@ class MarkedText(Layout):
             if words is None:
                 words = not all(text.startswith(span, place) for span, place in spans)
             marks: list[tuple[int, int, int, str]] = []  # place, closing before opening, inner before outer
-            for (span, place), (opening, closing) in zip(spans, ("__", "[]"), strict=True):
+            for (span, place), (opening, closing) in zip(spans, (("_", "_"), ("[", "]")), strict=True):
                 start = _start(text, span, place, words, record.row, remarks)
                 if start >= 0:
                     end = start + len(span)
