@@ -232,7 +232,7 @@ class TextSpans(Layout):
             kind, start, end = span
             inside = [i for i, (_, first, stop) in enumerate(words) if first < end and start < stop]
             if not inside:
-                remarks.add("an entity without a word; left out", row)
+                remarks.add("an entity that covers no word; left out", row)
                 continue
             if words[inside[0]][1] < start or end < words[inside[-1]][2]:
                 remarks.add("an entity begins or ends within a word; the whole word counts", row)
