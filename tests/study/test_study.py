@@ -150,13 +150,16 @@ def test_cells_are_ordinary_runs_that_differ_in_what_the_file_says(
 def test_losses_of_different_masks_are_not_compared_and_pairs_are(
     whole: tuple[dict[str, Any], str, list[str]],
 ) -> None:
-    found, _, _ = whole
+    found, page, _ = whole
     (one,) = found["comparisons"]
     assert (one["better"], one["than"], one["by"], one["seeds"]) == ("many", "few", "minimal pairs", 2)
     scores = {(c["arm"], c["seed"]): c["scores"]["minimal pairs"] for c in found["cells"]}
     differences = [scores["many", seed] - scores["few", seed] for seed in (1, 2)]
     assert one["difference"] == pytest.approx(sum(differences) / 2)
-    assert any("predict different things" in line for line in found["not_compared"])
+    why = "they predict different things of the text"
+    assert found["not_compared"] == [f"many and few by loss and bits per byte: {why}"]
+    assert '<th>Verdict</th><th class="number">Difference' in page  # one budget, which the first line names
+    assert re.findall('<div class="name ours">(.*?)</div>', page)[:2] == ["few", "many"]  # in the order of the file
 
 
 def test_an_interrupted_study_ends_with_the_same_numbers(

@@ -30,6 +30,7 @@ def render(results: Results) -> str:
         title=study.name or "Study",
         verdict=_summary(results),
         unit=study.unit_name,
+        several=len(study.amounts) > 1,
         claims=_claims(results),
         not_compared=results.not_compared,
         seeds=_seeds(results),
@@ -132,7 +133,8 @@ def _seeds(results: Results) -> list[dict[str, Any]]:
             MethodScores(name=arm, scores=values, ours=True) for arm, values in reversed(scores.items()) if values
         ]
         task = TaskScores(name=name, about=_better(name), metric="", methods=methods)
-        plots.append(strip(task, percent=name not in LOWER))
+        plot = strip(task, percent=name not in LOWER)
+        plots.append(plot | {"lanes": plot["lanes"][::-1]})  # in the order of the file
     return plots
 
 

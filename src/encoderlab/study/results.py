@@ -138,12 +138,12 @@ class Results:
 
     @cached_property
     def not_compared(self) -> list[str]:
-        """Claims that cannot be judged, and why."""
-        return [
-            f"{better} and {than} by {by}: {why}"
-            for better, than, by in self._claims
-            if (why := self._obstacle(better, than, by))
-        ]
+        """Claims that cannot be judged, and why; a line for all measures of a pair of arms."""
+        measures: dict[tuple[str, str, str], list[str]] = {}
+        for better, than, by in self._claims:
+            if why := self._obstacle(better, than, by):
+                measures.setdefault((better, than, why), []).append(by)
+        return [f"{better} and {than} by {' and '.join(by)}: {why}" for (better, than, why), by in measures.items()]
 
     @cached_property
     def comparisons(self) -> list[Comparison]:
