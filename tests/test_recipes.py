@@ -321,6 +321,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"model": resized(models.config("bert-mini"), causal=True)},
         "attention to both sides",
     ),
+    "a fresh generator for no discriminator": (
+        "electra-mini",
+        {"fresh_generator": True},
+        "give that model (--init-from)",
+    ),
     "masks without LM head": ("bert-mini", {"model": replace(models.config("bert-mini"), lm=None)}, "needs an LM head"),
     "masks with an adaptive softmax": ("bert-mini", {"model": models.config("transformer-xl-mini")}, "one word table"),
     "left-to-right with both sides": (

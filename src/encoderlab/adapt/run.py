@@ -183,7 +183,7 @@ class Adaptation:
 
     def _check_recipe(self) -> None:
         """Refuse fields that cannot work with the model, whatever the text."""
-        recipe = self._recipe(self.model, self.generator, MOST_TOKENS)
+        recipe = replace(self._recipe(self.model, self.generator, MOST_TOKENS), init_from=str(self.place))
         self.warmup = recipe.schedule.warmup
         if recipe.evaluation.pairs is not None:
             raise ConfigError("evaluation.pairs is not measured in an adaptation; give --pairs instead")
@@ -194,7 +194,7 @@ class Adaptation:
                 group_parameters(bare_objective(recipe), recipe.optim)
         if (self.out / "run" / "checkpoints").exists():
             return
-        fit(replace(recipe, init_from=str(self.place)), self.tokenizer)
+        fit(recipe, self.tokenizer)
 
     def _check_warmup(self) -> None:
         """Refuse a warm-up of more steps than the text has."""

@@ -47,6 +47,11 @@ def _check_generator(recipe: Recipe) -> None:
         )
     if not needed and recipe.generator is not None:
         raise ConfigError(f"objective {recipe.objective.kind!r} trains one network; set generator to null")
+    if recipe.fresh_generator and recipe.init_from is None:
+        raise ConfigError(
+            "fresh_generator continues the discriminator of a model without its generator; give that model "
+            "(--init-from), or leave fresh_generator out"
+        )
 
 
 def _check_masking(recipe: Recipe) -> None:
