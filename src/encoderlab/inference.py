@@ -287,8 +287,8 @@ def check_fills_masks(model: Model) -> None:
         )
     if not fills_masks(model):
         raise ConfigError(
-            f"a model of family {model.config.family} without LM head cannot fill masks; "
-            "use its generator or a pretraining checkpoint"
+            f"a model of family {model.config.family} without LM head cannot fill masks; use a pretrained model "
+            "(of a discriminator, its generator)"
         )
 
 

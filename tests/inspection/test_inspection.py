@@ -135,8 +135,9 @@ def test_texts(tmp_path: Path) -> None:
     (tmp_path / "t.conllu").write_text("1\tthe\n")
     with pytest.raises(DataError, match=r"t.conllu, line 1: has 2 columns"):
         sentences(str(tmp_path / "t.conllu"), 5)
-    with pytest.raises(DataError, match="empty"):
-        sentences(" ", 1)
+    for text in (" ", ""):
+        with pytest.raises(DataError, match="the text is empty"):
+            sentences(text, 1)
     (tmp_path / "t.csv").write_text("text,label\nthe cat,1\n")
     for name, kind in (("t.csv", "table"), ("", "folder")):
         with pytest.raises(DataError, match=f"is a {kind}; give a file with one text per line"):

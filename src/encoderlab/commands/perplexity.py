@@ -39,7 +39,7 @@ def perplexity(
     Parameters
     ----------
     models
-        Model or run folders; several are compared on the same text.
+        Folders of models or runs, or names; several are compared on the same text.
     corpus
         Corpus folder, built with the models' tokenizer.
     split
@@ -123,7 +123,7 @@ def _check(name: str, model: Model, window: int, memory: int, clamp: int, contex
     if not encoder.causal:
         raise ConfigError(f"{name}: sees later tokens; give a left-to-right model, such as transformer-xl-mini")
     if model.lm is None:
-        raise ConfigError(f"{name}: has no LM head, which predicts tokens; give a pretraining checkpoint")
+        raise ConfigError(f"{name}: has no LM head, which predicts tokens; give a pretrained model")
     if memory and not encoder.position.takes_memory:
         raise ConfigError(f"{name}: --memory {memory} needs relative positions, which it lacks; give --memory 0")
     if clamp and not isinstance(encoder.position, RelativeShift):

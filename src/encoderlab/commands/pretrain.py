@@ -69,7 +69,8 @@ def pretrain(
     branch_from
         Checkpoint of a run with schedule.kind=wsd, from which this run continues to another budget.
     init_from
-        Model folder to continue from, instead of fresh weights.
+        Model to continue from, instead of fresh weights: folder of a model or run, small-en (comes with encoderlab), or
+        org/name of the Hugging Face Hub.
     seed
         Seed of weights, order, masks and dropout.
     compile

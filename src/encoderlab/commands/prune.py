@@ -42,8 +42,8 @@ def prune(
     Parameters
     ----------
     model
-        Folder of a model or run, fine-tuned or pretrained. For generator and discriminator, the discriminator is
-        pruned.
+        Folder of a model or run, small-en (comes with encoderlab), or org/name of the Hugging Face Hub. For generator
+        and discriminator, the discriminator is pruned.
     out
         New folder of the smaller model.
     heads

@@ -111,7 +111,7 @@ def serve(model: Path, /, *, options: ServeOptions = OPTIONS) -> dict[str, Any]:
     Parameters
     ----------
     model
-        Run folder, model folder, Hugging Face folder, or exported folder.
+        Folder of a model, a run or an export, small-en (comes with encoderlab), or org/name of the Hugging Face Hub.
     """
     for package in ("starlette", "uvicorn", "uvloop", "httptools", "orjson", "prometheus_client"):
         if importlib.util.find_spec(package) is None:

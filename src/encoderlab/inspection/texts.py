@@ -31,6 +31,8 @@ def sentences(source: str, count: int) -> list[Sentence]:
         DataError: the file is missing, a pipe, a folder or a table, has no text, is not UTF-8, or a tree refers to a
             missing word.
     """
+    if not source.strip():
+        raise DataError("the text is empty; give a text, or a file with one text per line")
     path = Path(source)
     try:
         refuse_pipe(path)
@@ -43,8 +45,6 @@ def sentences(source: str, count: int) -> list[Sentence]:
     if not is_file:
         if is_file_name(source) and len(source.split()) == 1:
             raise DataError(f"{source}: no such file; give a file with one text per line, or a text")
-        if not source.strip():
-            raise DataError("the text is empty; give a text, or a file with one text per line")
         return [Sentence(source)]
     plain = (Sentence(line) for _, line in lines(path) if line.strip())
     read = list(islice(_treebank(path) if suffix(path) == ".conllu" else plain, count))

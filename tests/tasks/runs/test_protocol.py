@@ -27,6 +27,8 @@ def test_plain_fits_the_model_and_the_data():
     assert small.updates(8) == 20 and replace(small, steps=7).updates(300) == 7  # at most 20 epochs
     assert at_point(small, {"epochs": 2.0}, where="").updates(300) == 76  # what is asked for is not raised
     assert at_point(small, {"batch": 32}, where="").updates(300) == 200 == 20 * 10
+    once = at_point(small, {"epochs": 1.0}, where="")
+    assert "9 updates (about 1 epoch), rate 0.0005" in plain.says(once, model(), 72)
 
 
 def test_an_option_of_another_form_is_refused():

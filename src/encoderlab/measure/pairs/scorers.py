@@ -82,7 +82,7 @@ def scorers_of(model: Model, generator: Model | None = None, *, official: bool =
     if not scorers:
         raise ConfigError(
             f"a model of family {model.config.family} without LM head or detection head cannot score sentences; "
-            "give a pretraining checkpoint"
+            "give a pretrained model"
         )
     return scorers
 

@@ -95,9 +95,10 @@ class Protocol:
         raised = ""
         if updates > replace(recipe, least_updates=0).updates(examples):
             raised = f", {recipe.epochs:g} raised towards at least {recipe.least_updates} updates"
+        passes = f"{epochs:.3g}"
         return (
-            f"{examples:,} examples in batches of {recipe.batch}{by_size}, {updates:,} updates (about {epochs:.3g} "
-            f"epochs{raised}), rate {recipe.optim.lr:g}{by_width}"
+            f"{examples:,} examples in batches of {recipe.batch}{by_size}, {updates:,} updates (about {passes} "
+            f"epoch{'' if passes == '1' else 's'}{raised}), rate {recipe.optim.lr:g}{by_width}"
         )
 
 
