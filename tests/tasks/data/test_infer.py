@@ -64,6 +64,12 @@ def test_a_sign_that_is_no_number_is_no_column(tmp_path):
             task_of(tmp_path / "t.csv", given)
 
 
+def test_texts_without_labels_are_no_task(tmp_path):
+    (tmp_path / "t.txt").write_text("a fine story\na dull one\n")
+    with pytest.raises(DataError, match="has one column, 'a fine story'; give a table with a text and a label"):
+        task_of(tmp_path / "t.txt")
+
+
 def test_given_columns_win(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("id,subject,body,topic\n1,a,b,x\n2,c,d,y\n")

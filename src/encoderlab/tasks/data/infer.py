@@ -432,6 +432,8 @@ def _texts(file: _InferredFile) -> _Inferred:
         raise DataError(f"{path}: unknown format; rename the file to end in .csv, .tsv, .jsonl, .parquet or .txt")
     if not columns:
         raise DataError(f"{path}: has no rows with columns; give a table with a header, or JSON records")
+    if text is None and len(columns) == 1:
+        raise DataError(f"{path}: has one column, {columns[0]!r}; give a table with a text and a label in every row")
     if text is None:
         raise DataError(
             f"{path}: which of the columns {', '.join(map(repr, columns[:12]))} is the text? give: "
