@@ -27,6 +27,7 @@ from encoderlab.model import Model
 from encoderlab.models.base import resized
 from encoderlab.nn.architecture import Sharing
 from encoderlab.nn.heads import Classification, Pooler, Span, Tagging
+from encoderlab.nn.positions import Absolute, Disentangled, RelativeShift, Rotary, Shaw
 from encoderlab.nn.spanconv import SpanDynamic
 from tests.interchange.tiny_models import CONFIGS, make, same_weights
 
@@ -543,6 +544,23 @@ def test_heads_beside_a_task_head_are_left_out_and_said(head: Any, lost: str, tm
     model = make(replace(CONFIGS["bert"], task=head, labels=("a", "b")))
     (note,) = huggingface.save(model, tmp_path / "out")
     assert note.endswith(f"have none: {lost}") and load(tmp_path / "out").lm is None
+
+
+KINDS_OF_POSITIONS = (Absolute(sinusoidal=True), RelativeShift(), Shaw(), Disentangled(), Rotary())
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_positions_that_a_family_lacks_are_refused(case: str, tmp_path: Path) -> None:
+    config = CONFIGS[case]
+    tokenizer = Tokenizer.train("wordpiece", ["a b c d"] * 9, 13)
+    changes = {"causal": False, "stem_conv": None, "local": None}
+    for position in KINDS_OF_POSITIONS:
+        if position.kind != config.encoder.position.kind or position.sinusoidal:
+            model = Model(resized(replace(config, mask_vector=False, mask_decoder=0), position=position, **changes))
+            model.tokenizer = tokenizer
+            with pytest.raises(DataError, match="transformers"):
+                huggingface.save(model.initialize(0), tmp_path / position.kind)
+    assert not list(tmp_path.iterdir())
 
 
 def test_albert_without_sharing(tmp_path: Path) -> None:

@@ -184,10 +184,9 @@ def _tokenizer(folder: Path) -> Tokenizer | None:
 def _count_from_padding(
     config: ModelConfig, weights: dict[str, Tensor], pad: int
 ) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """RoBERTa with positions moved to the start that ``transformers`` uses: the padding id + 1."""
+    """RoBERTa with a table of positions moved to the start that ``transformers`` uses: the padding id + 1."""
     position, name = config.encoder.position, "encoder.embeddings.positions"
-    assert isinstance(position, Absolute)
-    if position.offset == pad + 1:
+    if not isinstance(position, Absolute) or position.sinusoidal or position.offset == pad + 1:
         return config, weights
     used = weights[name][position.offset :]
     table = torch.cat([used.new_zeros(pad + 1, used.shape[1]), used])  # the first rows are never read

@@ -14,9 +14,11 @@ from encoderlab.nn.spanconv import SpanDynamic
 
 
 def _absolute(encoder: EncoderConfig) -> Absolute:
-    if not isinstance(encoder.position, Absolute):
-        raise DataError(f"positions of kind {encoder.position.kind!r} are not part of this family in transformers")
-    return encoder.position
+    position = encoder.position
+    if not isinstance(position, Absolute) or position.sinusoidal:
+        kind = "sinusoidal" if position.sinusoidal else position.kind
+        raise DataError(f"positions of kind {kind!r} are not part of this family in transformers")
+    return position
 
 
 def _gelu_lm(encoder: EncoderConfig) -> LM:

@@ -77,11 +77,14 @@ def read_deberta_v2(f: Fields) -> ModelConfig:
     return read_deberta(f, position=position, stem_conv=stem)
 
 
+def _disentangled(encoder: EncoderConfig) -> Disentangled:
+    if not isinstance(encoder.position, Disentangled):
+        raise DataError(f"DeBERTa in transformers has disentangled positions, not {encoder.position.kind!r}")
+    return encoder.position
+
+
 def write_deberta(config: ModelConfig) -> dict[str, Any]:
-    encoder = config.encoder
-    position = encoder.position
-    if not isinstance(position, Disentangled):
-        raise DataError(f"DeBERTa in transformers has disentangled positions, not {position.kind!r}")
+    encoder, position = config.encoder, _disentangled(config.encoder)
     table = position.input_positions or config.mask_decoder or position.span
     return {
         **their_common(encoder),
@@ -96,9 +99,7 @@ def write_deberta(config: ModelConfig) -> dict[str, Any]:
 
 
 def write_deberta_v2(config: ModelConfig) -> dict[str, Any]:
-    encoder, stem = config.encoder, config.encoder.stem_conv
-    position = encoder.position
-    assert isinstance(position, Disentangled)
+    stem, position = config.encoder.stem_conv, _disentangled(config.encoder)
     convolution = {}
     if stem is not None:
         convolution = {
