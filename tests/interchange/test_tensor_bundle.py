@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import json
 import logging
 import shutil
@@ -127,6 +129,24 @@ def test_a_flipped_bit_in_the_index_is_refused_or_harmless(
             assert "\n" not in str(error)
         else:
             assert entries == Checkpoint(source).entries
+
+
+@settings(max_examples=200, deadline=None)
+@given(position=st.integers(0, 10**6), bit=st.integers(0, 7))
+def test_without_checksums_a_flipped_bit_in_the_index_is_read_or_refused(shared: Path, position: int, bit: int) -> None:
+    """It may give other tensors, but no error other than ours."""
+    source = shared / "golden/tf_checkpoints/electra_small_step"
+    data = bytearray((source / "model.ckpt.index").read_bytes())
+    data[position % len(data)] ^= 1 << bit
+    with tempfile.TemporaryDirectory() as scratch, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tensor_bundle, "_checksum", lambda: None)
+        (Path(scratch) / "model.ckpt.index").write_bytes(data)
+        name = "model.ckpt.data-00000-of-00001"
+        (Path(scratch) / name).symlink_to(source / name)
+        with contextlib.suppress(DataError):
+            checkpoint = Checkpoint(Path(scratch))
+            for tensor in itertools.islice(checkpoint, position % 9, None, 9):
+                checkpoint.read(tensor)
 
 
 def test_flipped_and_truncated_data_are_refused(folder: Path, checksums: None) -> None:

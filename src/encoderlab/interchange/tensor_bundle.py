@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -71,15 +73,18 @@ class Checkpoint:
     def __init__(self, path: Path) -> None:
         self.prefix = find_prefix(path)
         self.index_path = self.prefix.with_name(self.prefix.name + ".index")
-        table = _read_table(self.index_path)
-        header = table.pop(b"", None)
-        if header is None:
-            raise self._damaged("has no header entry")
-        values = _fields(header, self.index_path)
-        if values.get(2, [0])[0] != 0:
-            raise DataError(f"{self.index_path}: written on a big-endian machine, which is not supported")
-        self.num_shards = int(values.get(1, [1])[0])
-        self.entries = {key.decode(): self._entry(key.decode(), value) for key, value in table.items()}
+        data = _read_index(self.index_path)
+        try:
+            table = _table(data)
+            if b"" not in table:
+                raise self._damaged("has no header entry")
+            values = _fields(table.pop(b""))
+            if values.get(2, [0])[0] != 0:
+                raise DataError(f"{self.index_path}: written on a big-endian machine, which is not supported")
+            self.num_shards = int(values.get(1, [1])[0])
+            self.entries = {key.decode(): self._entry(key.decode(), value) for key, value in table.items()}
+        except (IndexError, TypeError, ValueError) as error:  # of bytes that are something else than expected there
+            raise self._damaged(f"cannot be read ({error})") from None
 
     def __contains__(self, name: str) -> bool:
         return name in self.entries
@@ -99,22 +104,23 @@ class Checkpoint:
         if entry.dtype not in DTYPES:
             raise DataError(f"{self.index_path}: tensor {name!r} has the unsupported type number {entry.dtype}")
         dtype = DTYPES[entry.dtype]
-        expected = int(np.prod(entry.shape, dtype=np.int64)) * dtype.itemsize
+        expected = math.prod(entry.shape) * dtype.itemsize
         if entry.size != expected:
             raise self._damaged(f"gives {name!r} {entry.size} bytes, but its shape {entry.shape} needs {expected}")
         path = self.prefix.with_name(f"{self.prefix.name}.data-{entry.shard:05d}-of-{self.num_shards:05d}")
         try:
             with open(path, "rb") as file:
+                if file.seek(0, os.SEEK_END) < entry.offset + entry.size:
+                    raise DataError(
+                        f"{path}: ends inside tensor {name!r} (needs bytes up to {entry.offset + entry.size}); copy it "
+                        "again"
+                    )
                 file.seek(entry.offset)
                 data = file.read(entry.size)
         except OSError as error:
             raise DataError(
                 f"{path}: cannot be read ({error.strerror}); it belongs to {self.index_path.name}"
             ) from None
-        if len(data) != entry.size:
-            raise DataError(
-                f"{path}: ends inside tensor {name!r} (needs bytes up to {entry.offset + entry.size}); copy it again"
-            )
         if _differs(data, entry.crc):
             raise DataError(f"{path}: tensor {name!r} does not match its checksum; the file is damaged, copy it again")
         array = np.frombuffer(data, dtype=dtype).reshape(entry.shape)
@@ -123,16 +129,16 @@ class Checkpoint:
         return array.copy()
 
     def _entry(self, name: str, value: bytes) -> BundleEntry:
-        values = _fields(value, self.index_path)
+        values = _fields(value)
         if 7 in values:
             raise DataError(
                 f"{self.index_path}: tensor {name!r} is stored in slices (a partitioned variable), "
                 "which is not supported; save the checkpoint again without a partitioner"
             )
-        dims = [dim for message in values.get(2, []) for dim in _fields(message, self.index_path).get(2, [])]
+        dims = [dim for message in values.get(2, []) for dim in _fields(message).get(2, [])]
         return BundleEntry(
             dtype=int(values.get(1, [0])[0]),
-            shape=tuple(int(_fields(dim, self.index_path).get(1, [0])[0]) for dim in dims),
+            shape=tuple(int(_fields(dim).get(1, [0])[0]) for dim in dims),
             shard=int(values.get(3, [0])[0]),
             offset=int(values.get(4, [0])[0]),
             size=int(values.get(5, [0])[0]),
@@ -172,24 +178,25 @@ def find_prefix(path: Path) -> Path:
 # The index table ------------------------------------------------------------------------------------------------------
 
 
-def _read_table(path: Path) -> dict[bytes, bytes]:
-    """All keys and values of the sorted string table at ``path``, in key order."""
+def _read_index(path: Path) -> bytes:
     try:
         data = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
     if len(data) < FOOTER_BYTES or int.from_bytes(data[-8:], "little") != MAGIC:
         raise DataError(f"{path}: not a TensorFlow checkpoint index, or a truncated one; copy it again")
-    try:
-        footer = data[-FOOTER_BYTES:-8]
-        _, position = _block_handle(footer, 0)  # the meta index: always empty in a checkpoint
-        index, _ = _block_handle(footer, position)
-        table: dict[bytes, bytes] = {}
-        for _, value in _block(data, *index):
-            block, _ = _block_handle(value, 0)
-            table.update(_block(data, *block))
-    except (IndexError, ValueError) as error:
-        raise DataError(f"{path}: damaged checkpoint index ({error}); copy it again") from None
+    return data
+
+
+def _table(data: bytes) -> dict[bytes, bytes]:
+    """All keys and values of a sorted string table, in key order."""
+    footer = data[-FOOTER_BYTES:-8]
+    _, position = _block_handle(footer, 0)  # the meta index: always empty in a checkpoint
+    index, _ = _block_handle(footer, position)
+    table: dict[bytes, bytes] = {}
+    for _, value in _block(data, *index):
+        block, _ = _block_handle(value, 0)
+        table.update(_block(data, *block))
     return table
 
 
@@ -221,14 +228,11 @@ def _block_handle(data: bytes, position: int) -> tuple[tuple[int, int], int]:
     return (offset, size), position
 
 
-def _fields(message: bytes, path: Path) -> dict[int, list]:
+def _fields(message: bytes) -> dict[int, list]:
     """The values of every field of a message by its number. Integers that may be negative never occur here."""
     values: dict[int, list] = {}
-    try:
-        for number, value in fields(message):
-            values.setdefault(number, []).append(value)
-    except ValueError:
-        raise DataError(f"{path}: damaged checkpoint index (unreadable entry); copy it again") from None
+    for number, value in fields(message):
+        values.setdefault(number, []).append(value)
     return values
 
 
