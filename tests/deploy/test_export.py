@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -359,6 +360,25 @@ def test_a_graph_with_other_numbers_ends_the_export(tmp_path: Path, monkeypatch:
 def test_models_of_few_positions_are_exported(positions: int, tmp_path: Path) -> None:
     model = small("bert-tiny", positions=positions)
     assert export(model, "states", tmp_path / "out", ExportSettings(), say=lambda _: None)["longest"] == positions
+
+
+def test_what_cannot_be_written_ends_the_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no reason for another format, and of a process that was killed nothing stays."""
+    model = small("bert-tiny")
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(huggingface, "write_weights", lambda *_: os._exit(9))
+    child = os.fork()
+    if not child:
+        export(model, "states", tmp_path / "out", ExportSettings(), say=lambda _: None)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9 and list(tmp_path.iterdir())
+    monkeypatch.setattr(huggingface, "write_weights", full)
+    with pytest.raises(DataError, match="out: could not be written .No space left on device"):
+        export(model, "states", tmp_path / "out", ExportSettings(), say=lambda _: None)
+    assert not list(tmp_path.iterdir())
 
 
 def test_weights_that_no_graph_has_are_named(tmp_path: Path) -> None:

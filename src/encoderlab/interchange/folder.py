@@ -66,7 +66,6 @@ def save(
     *,
     values: Callable[[Tensor], Tensor] | None = None,
     also: Callable[[Path], None] | None = None,
-    bare: bool = False,
 ) -> None:
     """Write the model folder in one step: complete or not at all. It replaces an older folder of this format, but keeps
     the card that a user wrote into it.
@@ -77,7 +76,6 @@ def save(
         values: reads the values of a parameter, for a model on device ``meta``; only one tensor at a time is then in
             memory.
         also: writes further files into the folder, before it gets its name.
-        bare: write it without the head of its task.
 
     Raises:
         ConfigError: the folder has other content.
@@ -87,25 +85,40 @@ def save(
         raise ConfigError(f"{folder}: is a file; choose a folder")
     if folder.exists() and any(folder.iterdir()) and not is_ours(folder):
         raise ConfigError(f"{folder}: is not empty and not a model folder of encoderlab; choose another folder")
-    config = {**FORMAT, **to_dict(replace(model.config, task=None, labels=()) if bare else model.config)}
-    dropped = ("task.",) if bare else ()
 
     def fill(aside: Path) -> None:
-        write_fields(aside / "config.json", config)
-        if values is None:
-            own = {name: tensor for name, tensor in weights(model).items() if not name.startswith(dropped)}
-            write_weights(aside / SAFE, own)
-        else:
-            sources = {name: parts for name, parts in _sources(model).items() if not name.startswith(dropped)}
-            about = {name: (parts[0].dtype, parts[0].shape) for name, parts in sources.items()}
-            write_one_by_one(aside / SAFE, about, lambda name: _sum(sources[name], values))
-        if model.tokenizer is not None:
-            model.tokenizer.save(aside)
-        (aside / CARD).write_bytes(own_card(folder) or _card(model).encode())
+        write_files(model, aside, values=values, card=own_card(folder))
         if also is not None:
             also(aside)
 
     write_whole(folder, fill)
+
+
+def write_files(
+    model: Model,
+    folder: Path,
+    *,
+    values: Callable[[Tensor], Tensor] | None = None,
+    bare: bool = False,
+    card: bytes | None = None,
+) -> None:
+    """Write the files of a model folder into one that is made by :func:`write_whole`.
+
+    ``bare``: without the head of its task. ``card`` is the user's own.
+    """
+    config = replace(model.config, task=None, labels=()) if bare else model.config
+    write_fields(folder / "config.json", {**FORMAT, **to_dict(config)})
+    dropped = ("task.",) if bare else ()
+    if values is None:
+        own = {name: tensor for name, tensor in weights(model).items() if not name.startswith(dropped)}
+        write_weights(folder / SAFE, own)
+    else:
+        sources = {name: parts for name, parts in _sources(model).items() if not name.startswith(dropped)}
+        about = {name: (parts[0].dtype, parts[0].shape) for name, parts in sources.items()}
+        write_one_by_one(folder / SAFE, about, lambda name: _sum(sources[name], values))
+    if model.tokenizer is not None:
+        model.tokenizer.save(folder)
+    (folder / CARD).write_bytes(card or _card(model).encode())
 
 
 def write_fields(path: Path, fields: dict[str, Any]) -> None:

@@ -100,6 +100,22 @@ def save(
 ) -> list[str]:
     """Write the model as a Hugging Face folder, whole or not at all; returns notes for the user.
 
+    ``both_heads`` and ``bare``: see :func:`prepared`.
+
+    Raises:
+        DataError: the architecture or a head has no counterpart in ``transformers``, or the folder cannot be written.
+        ConfigError: the folder is not empty.
+    """
+    folder = Path(folder)
+    check_new(folder)
+    fill, notes = prepared(model, both_heads=both_heads, bare=bare)
+    folders.write_whole(folder, fill)
+    return notes
+
+
+def prepared(model: Model, *, both_heads: bool = False, bare: bool = False) -> tuple[Callable[[Path], None], list[str]]:
+    """What writes the model's files in the format of ``transformers`` into a folder, and notes for the user.
+
     Args:
         both_heads: write DeBERTa's masked-LM head also under its original names (``lm_predictions``), for programs that
             read those; ``transformers`` then reports them as unexpected.
@@ -109,10 +125,7 @@ def save(
 
     Raises:
         DataError: the architecture or a head has no counterpart in ``transformers``.
-        ConfigError: the folder is not empty.
     """
-    folder = Path(folder)
-    check_new(folder)
     config, weights = model.config, folders.weights(model)
     if bare:
         config = replace(config, lm=None, pair=False, rtd=None, task=None, labels=())
@@ -162,8 +175,7 @@ def save(
         if also is not None:
             also(aside)
 
-    folders.write_whole(folder, fill)
-    return notes
+    return fill, notes
 
 
 def _card(config: ModelConfig, architecture: str, notes: list[str]) -> str:

@@ -149,10 +149,12 @@ def _model_files(model: Model, aside: Path, use: Use) -> tuple[str, list[str]]:
     try:
         if use == "fill-mask" and model.config.lm is not None and model.config.lm.next_token:
             raise DataError("the LM head predicts the next token, and no class in transformers does that")
-        return "hf", huggingface.save(model, aside, bare=use == "states")
+        fill, notes = huggingface.prepared(model, bare=use == "states")
     except DataError as error:
-        folders.save(model, aside, bare=use == "states")
+        folders.write_files(model, aside, bare=use == "states")
         return "encoderlab", [f"the weights are in the format of encoderlab, because {error}"]
+    fill(aside)
+    return "hf", notes
 
 
 def _complete_config(aside: Path, graph: Graph, longest: int) -> None:
