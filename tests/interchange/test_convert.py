@@ -122,6 +122,16 @@ def test_a_generator_that_transformers_cannot_hold(tmp_path: Path, capsys: pytes
     assert "generator" in capsys.readouterr().err.replace("\n", " ")
 
 
+def test_of_two_networks_both_are_written_or_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from encoderlab.models.base import resized
+
+    make(CONFIGS["convbert"], 1).save(tmp_path / "pair/generator")
+    make(resized(CONFIGS["convbert"], heads=1), 2).save(tmp_path / "pair/discriminator")
+    assert main(["convert", str(tmp_path / "pair"), str(tmp_path / "out"), "--to", "hf"]) == 3
+    assert "discriminator" in capsys.readouterr().err.replace("\n", " ")
+    assert [path.name for path in tmp_path.iterdir()] == ["pair"]
+
+
 def test_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make(CONFIGS["bert"]).save(tmp_path / "ours")
     assert main(["convert", str(tmp_path / "nowhere"), str(tmp_path / "out")]) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from functools import partial
 from pathlib import Path
@@ -83,22 +84,26 @@ def convert(
         task = find_task(model) if kind_of(model) == "encoderlab" else None
         if task is not None and to == "hf":
             notes.append(lost(task))
-        for part, network in models.items():
-            place = out if len(models) == 1 else out / part
-            place.parent.mkdir(parents=True, exist_ok=True)
-            also = partial(_copy, model if network.task is None else None, task if to == "encoderlab" else None)
-            if to == "hf":
-                try:
-                    notes += huggingface.save(network, place, both_heads=both_heads, also=also)
-                except DataError as error:
-                    alone = "" if len(models) == 1 else "; to convert the other network alone, give its own folder"
-                    raise DataError(f"{part}: {error}{alone}") from None
-            else:
-                folder.save(network, place, values=values, also=also)
-            written[part] = str(place)
-            terminal.say(f"{network.config.family} {part} written to {place}")
-            if network.tokenizer is None:
-                notes.append(f"{place} has no tokenizer; give one with --tokenizer")
+        with contextlib.ExitStack() as undo:  # of two networks both are written, or none
+            for part, network in models.items():
+                place = out if len(models) == 1 else out / part
+                place.parent.mkdir(parents=True, exist_ok=True)
+                also = partial(_copy, model if network.task is None else None, task if to == "encoderlab" else None)
+                if to == "hf":
+                    try:
+                        notes += huggingface.save(network, place, both_heads=both_heads, also=also)
+                    except DataError as error:
+                        alone = "" if len(models) == 1 else "; to convert the other network alone, give its own folder"
+                        raise DataError(f"{part}: {error}{alone}") from None
+                else:
+                    folder.save(network, place, values=values, also=also)
+                undo.callback(shutil.rmtree, place)
+                written[part] = str(place)
+            undo.pop_all()
+    for part, network in models.items():
+        terminal.say(f"{network.config.family} {part} written to {written[part]}")
+        if network.tokenizer is None:
+            notes.append(f"{written[part]} has no tokenizer; give one with --tokenizer")
     for text in dict.fromkeys(notes):
         terminal.note(f"note: {text}")
     return {"to": to, "written": written, "notes": list(dict.fromkeys(notes))}

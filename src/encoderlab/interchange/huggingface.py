@@ -100,7 +100,8 @@ def save(
 ) -> list[str]:
     """Write the model as a Hugging Face folder, whole or not at all; returns notes for the user.
 
-    ``both_heads`` and ``bare``: see :func:`prepared`.
+    ``both_heads`` and ``bare``: see :func:`prepared`; ``also`` writes further files into the folder, before it gets its
+    name.
 
     Raises:
         DataError: the architecture or a head has no counterpart in ``transformers``, or the folder cannot be written.
@@ -109,7 +110,13 @@ def save(
     folder = Path(folder)
     check_new(folder)
     fill, notes = prepared(model, both_heads=both_heads, bare=bare)
-    folders.write_whole(folder, fill)
+
+    def fill_all(aside: Path) -> None:
+        fill(aside)
+        if also is not None:
+            also(aside)
+
+    folders.write_whole(folder, fill_all)
     return notes
 
 
@@ -121,7 +128,6 @@ def prepared(model: Model, *, both_heads: bool = False, bare: bool = False) -> t
             read those; ``transformers`` then reports them as unexpected.
         bare: write the encoder alone, without its heads and the prefix that they give to its names, as encoders of
             sentences are published: vLLM reads no other names.
-        also: writes further files into the folder, before it gets its name.
 
     Raises:
         DataError: the architecture or a head has no counterpart in ``transformers``.
@@ -172,8 +178,6 @@ def prepared(model: Model, *, both_heads: bool = False, bare: bool = False) -> t
             model.tokenizer.save(aside)
             _fit_tokenizer(aside / "tokenizer_config.json", config)
         (aside / folders.CARD).write_text(_card(config, data["architectures"][0], notes), encoding="utf-8")
-        if also is not None:
-            also(aside)
 
     return fill, notes
 
