@@ -171,5 +171,12 @@ def test_weights_that_may_be_missing(deberta_files: Path) -> None:
 
 def test_a_difference_to_a_generator_that_is_not_there() -> None:
     given = {"discriminator.deberta.embeddings.word_embeddings._weight": torch.ones(3)}
-    with pytest.raises(DataError, match="joint.bin: .*_weight is a difference from the generator's table"):
+    with pytest.raises(
+        DataError, match="joint.bin: .*_weight is a difference from the generator's table, which is mis"
+    ):
         deberta.materialized(given, Path("joint.bin"))
+    table = "generator.deberta.embeddings.word_embeddings.weight"
+    with pytest.raises(DataError, match="joint.bin: .*_weight is .* table, which has another shape"):
+        deberta.networks({}, given | {table: torch.ones(4)}, Path("joint.bin"))
+    with pytest.raises(DataError, match="joint.bin: generator is 'small', expected an object of fields"):
+        deberta.networks({"generator": "small"}, given | {table: torch.ones(3)}, Path("joint.bin"))

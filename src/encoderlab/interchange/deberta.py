@@ -49,8 +49,12 @@ def networks(
             part: {name.removeprefix(f"{part}."): t for name, t in tensors.items() if name.startswith(f"{part}.")}
             for part in ("generator", "discriminator")
         }
+        sizes = {part: data.get(part, data) for part in parts}
+        for part, given in sizes.items():
+            if not isinstance(given, dict):
+                raise DataError(f"{source}: {part} is {given!r:.40}, expected an object of fields; restore its config")
         return {
-            part: networks(data.get(part, data), layers, source, allow_missing=allow_missing)["model"]
+            part: networks(sizes[part], layers, source, allow_missing=allow_missing)["model"]
             for part, layers in parts.items()
         }
     released = any(name.endswith("attention.self.in_proj.weight") for name in tensors)
@@ -110,14 +114,15 @@ def materialized(tensors: Mapping[str, Tensor], source: Path) -> dict[str, Tenso
     Those (``_weight``) are differences from the generator's tables.
 
     Raises:
-        DataError: the generator's table is missing.
+        DataError: the generator's table is missing, or has another shape.
     """
     result = dict(tensors)
     for name in tensors:
         if name.startswith("discriminator.") and name.endswith("._weight"):
             plain = name.removesuffix("_weight") + "weight"
             base = tensors.get("generator." + plain.removeprefix("discriminator."))
-            if base is None:
-                raise DataError(f"{source}: {name} is a difference from the generator's table, which is missing")
+            if base is None or base.shape != tensors[name].shape:
+                what = "is missing" if base is None else "has another shape"
+                raise DataError(f"{source}: {name} is a difference from the generator's table, which {what}")
             result[plain] = base + result.pop(name)
     return result
