@@ -68,9 +68,11 @@ def judged(one: dict[str, Any]) -> str:
     low, effect, high = (f"{round(one[name] * unit, 9) + 0.0:+.3g}" for name in ("low", "difference", "high"))
     verdict = f"**{one['verdict']}**"
     if one["verdict"].startswith("cannot"):
-        needed = one["needed"] and max(one["needed"], one["seeds"] + 1)
-        cost = f"{needed} seeds, {2 * needed * one['amount']:.1e}" if needed and needed < 1000 else "1,000 seeds or more"
-        verdict = "cannot be told" + (f"; {cost}" if needed else "")
+        verdict = "cannot be told"
+        if one["needed"]:
+            needed = max(one["needed"], one["seeds"] + 1)
+            cost = f"{needed} seeds, {2 * needed * one['amount']:.1e}"
+            verdict += f"; {cost if needed < 1000 else '1,000 seeds or more'}"
     return f"| {one['amount']:.0e}, {one['seeds']} | {one['by']} {effect} ({low} to {high}) | {verdict} |"
 
 

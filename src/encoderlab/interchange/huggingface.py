@@ -95,13 +95,11 @@ def save(
     folder: str | os.PathLike[str],
     *,
     both_heads: bool = False,
-    bare: bool = False,
     also: Callable[[Path], None] | None = None,
 ) -> list[str]:
     """Write the model as a Hugging Face folder, whole or not at all; returns notes for the user.
 
-    ``both_heads`` and ``bare``: see :func:`prepared`; ``also`` writes further files into the folder, before it gets its
-    name.
+    ``both_heads``: see :func:`prepared`; ``also`` writes further files into the folder, before it gets its name.
 
     Raises:
         DataError: the architecture or a head has no counterpart in ``transformers``, or the folder cannot be written.
@@ -109,7 +107,7 @@ def save(
     """
     folder = Path(folder)
     check_new(folder)
-    fill, notes = prepared(model, both_heads=both_heads, bare=bare)
+    fill, notes = prepared(model, both_heads=both_heads)
 
     def fill_all(aside: Path) -> None:
         fill(aside)

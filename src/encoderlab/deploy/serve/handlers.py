@@ -318,7 +318,7 @@ class Handlers:
             raise Problem(422, f"a text has no {mask}; write it where the model should predict a word")
         parameters = getattr(body, "parameters", None) or shapes.MaskParameters()
         top = parameters.top_k or 5
-        encodings = await call.prepared(lambda: self.service.tokenizer.encode_batch(texts))
+        encodings = await call.prepared(lambda: self.service.tokenizer.encode_batch([*map(str, texts)]))
         targets = None if parameters.targets is None else tuple(_several(parameters.targets))
         count = sum(int((one.ids == self.service.tokenizer.special.mask).sum()) for one in encodings)
         each = min(top, self.service.tokenizer.vocab_size if targets is None else len(targets))
