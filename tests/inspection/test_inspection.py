@@ -215,6 +215,8 @@ def test_models_in_folders_of_one_name_are_told_apart(
     ):
         found, _ = answer(capsys, "inspect", place, "the cat", "--against", other, "--out", tmp_path / "seen")
         assert [one["model"] for one in found["models"]] == named
+        strongest = found["models"][0]["strongest"]
+        assert "next" in strongest and "same" not in strongest  # no word occurs twice
 
 
 @pytest.mark.parametrize("family", ["albert-tiny", "convbert-tiny"])

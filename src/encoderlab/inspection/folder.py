@@ -82,10 +82,10 @@ def record(look: Look) -> dict[str, Any]:
 
 
 def strongest(look: Look) -> dict[str, dict[str, Any]]:
-    """For each relation, the head with the most weight on it."""
+    """For each relation that the texts have, the head with the most weight on it."""
     heads = {}
     for name, shares in look.patterns.shares().items():
-        if shares.size:
+        if shares.size and shares.max() > 0:  # no token may occur twice
             layer, head = np.unravel_index(int(shares.argmax()), shares.shape)
             heads[name] = {"layer": int(layer), "head": int(head), "weight": float(shares[layer, head])}
     return heads

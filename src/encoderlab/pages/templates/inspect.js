@@ -179,7 +179,7 @@ function drawNumbers() {
 }
 function drawWords() {
   document.getElementById("words").replaceChildren(...data.models.filter(model => Object.keys(model.neighbours).length).map(model => {
-    const rows = Object.entries(model.neighbours).map(([word, near]) => make("tr", {}, make("td", { class: "mono" }, word), make("td", { class: "mono" }, near.map(([other, cosine]) => `${other} ${cosine.toFixed(2)}`).join("  "))));
+    const rows = Object.entries(model.neighbours).map(([word, near]) => make("tr", {}, make("td", { class: "mono" }, word), make("td", { class: "mono" }, near.map(([other, cosine]) => `${other}\u00a0${cosine.toFixed(2)}`).join(" · "))));
     const head = make("tr", {}, make("th", { scope: "col" }, "token"), make("th", { scope: "col" }, "nearest, with cosine"));
     return make("div", { class: "panel" }, make("h3", {}, model.model), make("table", { class: "list" }, make("thead", {}, head), make("tbody", {}, ...rows)));
   }));
@@ -190,4 +190,5 @@ function update(changes) {
 }
 update({});
 drawWords();
+addEventListener("resize", drawMaps);  // maps are as wide as the window allows
 new MutationObserver(() => update({})).observe(root, { attributeFilter: ["data-theme"] });  // maps are painted in its colours
