@@ -88,7 +88,13 @@ def test_a_run_that_diverged_has_a_page(tmp_path):
 
 def test_one_line_is_enough(tmp_path):
     page = runs.report([folder(tmp_path / "run", line(1, 9.0))])
-    assert "bert-mini read 1 k tokens" in page.verdict and ("Loss", "9.00", "nats per guess") in page.tiles
+    assert "bert-mini read 1 k tokens" in page.verdict and ("Loss", "9.00", "nats, on training text") in page.tiles
+
+
+def test_a_loss_falls_from_held_out_to_held_out_text(tmp_path):
+    lines = line(0, 8.0, "valid"), line(1, 9.0), line(2, 6.0), line(2, 7.0, "valid")
+    page = runs.report([folder(tmp_path / "run", *lines)])
+    assert ("Loss", "8.00 → 7.00", "nats, on held-out text") in page.tiles
 
 
 @pytest.mark.parametrize("text", ['{"sessions": [{}]}', '{"sessions": null}', "{}"])

@@ -267,10 +267,10 @@ def tiles(record: RunRecord) -> list[tuple[str, str, str]]:
     if shares:
         begin = f"{shares[0]:.1%} → " if len(shares) > 1 else ""
         shown.append(("Right guesses", f"{begin}{shares[-1]:.1%}", "on held-out text"))
-    losses, held = (_numbers(lines, f"losses.{record.term}") for lines in (record.train, record.valid))
-    if losses:
-        begin = f"{losses[0]:.2f} → " if held or len(losses) > 1 else ""
-        shown.append(("Loss", f"{begin}{(held or losses)[-1]:.2f}", "nats per guess"))
+    trained, held = (_numbers(lines, f"losses.{record.term}") for lines in (record.train, record.valid))
+    if losses := held or trained:
+        begin = f"{losses[0]:.2f} → " if len(losses) > 1 else ""
+        shown.append(("Loss", f"{begin}{losses[-1]:.2f}", f"nats, on {'held-out' if held else 'training'} text"))
     if parameters := count_parameters(record.folder / "model"):
         encoder = record.recipe.get("model", {}).get("encoder", {})
         shown.append(("Parameters", quantity(parameters), f"{encoder.get('layers')} layers × {encoder.get('width')}"))
