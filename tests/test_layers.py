@@ -41,7 +41,7 @@ ORDER = [  # first to last: each group may use those before it
 ]
 TASKS = [  # the same inside tasks
     "scoring",
-    ("data.examples", "data.records", "data.readers"),
+    ("data.examples", "data.plain_words", "data.records", "data.readers"),
     "forms",
     "data",
     "runs",

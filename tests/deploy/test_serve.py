@@ -23,7 +23,7 @@ from encoderlab.interchange import huggingface  # noqa: E402
 from encoderlab.interchange.heads import NUMBER  # noqa: E402
 from encoderlab.nn.heads import Classification, Span, Tagging  # noqa: E402
 from encoderlab.tasks.data.examples import Text  # noqa: E402
-from encoderlab.tasks.forms.plain_words import words_of  # noqa: E402
+from encoderlab.tasks.data.plain_words import words_of  # noqa: E402
 from tests.deploy.served import KEY, TEXTS, Asked, serving, unit, with_head  # noqa: E402
 from tests.tasks.tiny import model as tiny  # noqa: E402
 

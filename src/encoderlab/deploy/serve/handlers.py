@@ -16,8 +16,8 @@ from encoderlab.deploy.serve.service import Service, Works
 from encoderlab.deploy.serve.why import ExplanationRequest, rounded
 from encoderlab.interchange.heads import NUMBER
 from encoderlab.tasks.data.examples import Choice, Question, TaggedWords, Text
+from encoderlab.tasks.data.plain_words import words_of
 from encoderlab.tasks.forms.base import Predictions, softmax
-from encoderlab.tasks.forms.plain_words import words_of
 
 Handler = Callable[[Any, Call], Awaitable[Any]]
 RIGHT = ("Right", "right")  # where texts are cut by default

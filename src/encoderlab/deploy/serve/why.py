@@ -15,8 +15,8 @@ from encoderlab.deploy.serve.explain import Explainer, Method, Target, TokenRow
 from encoderlab.deploy.serve.texts import Refused
 from encoderlab.interchange.heads import NUMBER
 from encoderlab.tasks.data.examples import Question, TaggedWords
+from encoderlab.tasks.data.plain_words import words_of
 from encoderlab.tasks.forms.best_spans import Window
-from encoderlab.tasks.forms.plain_words import words_of
 
 if TYPE_CHECKING:
     from encoderlab.deploy.serve.service import Service

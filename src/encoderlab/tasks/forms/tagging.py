@@ -20,6 +20,7 @@ from encoderlab.nn.heads import TaggingHead, TaskHead
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Term
 from encoderlab.tasks.data.examples import Example, GivenPrediction, Remarks, Split, TaggedWords, labels_of
+from encoderlab.tasks.data.plain_words import words_of
 from encoderlab.tasks.data.readers import Conll, Layout, WordLists
 from encoderlab.tasks.forms.base import (
     Answers,
@@ -35,7 +36,6 @@ from encoderlab.tasks.forms.base import (
 )
 from encoderlab.tasks.forms.baselines import most_frequent_tag_of_all, tag_dictionary
 from encoderlab.tasks.forms.batching import Encoded, Item, TaskBatch, to_numpy
-from encoderlab.tasks.forms.plain_words import words_of
 from encoderlab.tasks.scoring import metrics
 from encoderlab.tasks.scoring.analysis import Mistake, by_class
 from encoderlab.tasks.scoring.entities import Scheme, detect_scheme, entities, score_entities, write_tags

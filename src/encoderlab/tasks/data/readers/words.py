@@ -14,8 +14,8 @@ from encoderlab.corpus.words import is_cjk
 from encoderlab.errors import DataError
 from encoderlab.tasks.data import records as tables
 from encoderlab.tasks.data.examples import Remarks, TaggedWords
+from encoderlab.tasks.data.plain_words import Word, words_of
 from encoderlab.tasks.data.readers.common import Layout, id_of, nearest_place, nested, nested_value, records, text_of
-from encoderlab.tasks.forms.plain_words import Word, words_of
 from encoderlab.tasks.scoring.entities import (
     Entity,
     Scheme,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from encoderlab.tasks.forms.plain_words import words_of
+from encoderlab.tasks.data.plain_words import words_of
 from encoderlab.tasks.forms.tagging import TaggingForm
 
 
