@@ -280,7 +280,10 @@ def places(doc: Tensor | None, length: int, device: torch.device) -> Tensor:
 
 
 def at_places(x: Tensor, at: Tensor | None) -> Tensor:
-    """``x`` (B, L, ...) at places ``at`` (B, T) of each row: (B, T, ...); ``x`` itself if ``at`` is None."""
+    """``x`` (B, L, ...) at places ``at`` (B, T) of each row: (B, T, ...); ``x`` itself if ``at`` is None.
+
+    Places are from 0 to L - 1: any other would be read from another row, because no device is waited for to check.
+    """
     if at is None:
         return x
     first = torch.arange(x.shape[0], device=x.device)[:, None] * x.shape[1]
