@@ -1,17 +1,25 @@
-"""``config.json`` as published for well-known models: nothing refused, and the architecture is ours of that name."""
+"""``config.json``: as published for well-known models, nothing is refused; fields that we lack are refused by name."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from encoderlab import models
+from encoderlab import load, models
 from encoderlab.errors import DataError
-from encoderlab.interchange import configs
+from encoderlab.interchange import configs, huggingface
+from encoderlab.model import Model
+from encoderlab.nn.heads import Classification
 from encoderlab.nn.positions import Absolute
+from tests.interchange.changed import configure, refused, rewrite
+from tests.interchange.tiny_models import CONFIGS, make, same_weights
 
+pytestmark = pytest.mark.usefixtures("unrecorded")
 DROPOUT = {"attention_probs_dropout_prob": 0.1, "hidden_dropout_prob": 0.1, "initializer_range": 0.02}
 BASE = {
     "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072,
@@ -175,3 +183,141 @@ def test_global_layers_of_modernbert(every: int, full: tuple[int, ...] | None) -
     encoder = configs.read(MODERN | {"global_attn_every_n_layers": every}, "config.json")[1].encoder
     assert (encoder.local and encoder.local.full) == full
     assert [layer for layer in range(22) if encoder.sees_all(layer)] == list(range(0, 22, every))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"model_type": "gpt2"}', '{"model_type": "bert"}'])
+def test_a_broken_configuration(bert: tuple[Model, Path], text: str) -> None:
+    _, folder = bert
+    (folder / "config.json").write_text(text)
+    refused(folder, "config.json" if text != "{}" else "model_type")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("position_embedding_type", "relative_key"),
+        ("add_cross_attention", True),
+        ("is_encoder_decoder", True),
+        ("hidden_act", "mish"),
+        ("hidden_act", ["gelu"]),
+        ("tie_word_embeddings", False),
+        ("pruned_heads", {"0": [1]}),
+        ("mixture_of_depths", 4),
+        ("emb_size", 64),
+        ("hidden_size", "wide"),
+        ("hidden_size", float("nan")),
+        ("vocab_size", 10**30),
+        ("vocab_size", 10**400),
+        ("max_position_embeddings", 0),
+        ("layer_norm_eps", float("inf")),
+        ("is_decoder", "yes"),
+        ("architectures", "BertForMaskedLM"),
+    ],
+)
+def test_fields_that_are_not_implemented_are_refused_by_name(bert: tuple[Model, Path], field: str, value: Any) -> None:
+    configure(bert[1], **{field: value})
+    refused(bert[1], field)
+
+
+def test_untied_tables_matter_only_with_an_lm_head(bert: tuple[Model, Path], tmp_path: Path) -> None:
+    model, folder = bert
+    configure(folder, tie_word_embeddings=False)
+    refused(folder, "config.json", "tie_word_embeddings False is not implemented")
+    rewrite(folder, lambda t: {name: tensor for name, tensor in t.items() if not name.startswith("cls.")})
+    assert load(folder).config.lm is None
+    assert torch.equal(load(folder).words, model.words)
+    tuned = model.with_task(Classification(labels=2), ("no", "yes"), 0)
+    huggingface.save(tuned, tmp_path / "tuned")
+    configure(tmp_path / "tuned", tie_word_embeddings=False)
+    assert load(tmp_path / "tuned").config.labels == ("no", "yes")
+
+
+@pytest.mark.parametrize(
+    ("fields", "part"),
+    [
+        ({"architectures": ["BertForSpeech"]}, "BertForSpeech is not implemented"),
+        (
+            {"architectures": ["BertForSequenceClassification"], "problem_type": "regression", "num_labels": 3},
+            "problem_type 'regression' with 3 outputs is not implemented",
+        ),
+    ],
+)
+def test_heads_that_are_not_implemented_are_refused_with_the_file(bert, fields: dict[str, Any], part: str) -> None:
+    configure(bert[1], **fields)
+    refused(bert[1], f"{bert[1] / 'config.json'}: {part}")
+
+
+@pytest.mark.parametrize(
+    ("case", "head", "field", "value"),
+    [
+        ("deberta", None, "pos_att_type", ["c2p", "p2c", "p2p"]),
+        ("deberta", None, "pos_att_type", 3),
+        ("deberta", None, "relative_attention", None),
+        ("deberta-v2", None, "position_buckets", 1),
+        ("deberta-v2", None, "norm_rel_ebd", "rms"),
+        ("deberta-v2", None, "conv_groups", 3),
+        ("deberta-v2", None, "attention_head_size", 16),
+        ("transformer-xl-cut", None, "cutoffs", [30, 10]),
+        ("transformer-xl-cut", None, "tie_projs", "all"),
+        ("transformer-xl-cut", None, "architectures", ["TransfoXLForSequenceClassification"]),
+        ("convbert", None, "architectures", ["ConvBertForMultipleChoice"]),
+        ("xlnet", Classification(labels=2, summary="dense"), "summary_type", "mean"),
+        ("xlnet", Classification(labels=2, summary="dense"), "summary_activation", None),
+        ("bert", Classification(labels=2), "id2label", {"a": "b"}),
+        ("bert", Classification(labels=2), "id2label", 3.5),
+        ("bert", Classification(labels=2), "id2label", {"0": "a", "1": None}),
+        ("bert", Classification(labels=2), "problem_type", "ordinal"),
+        ("modernbert", None, "rope_parameters", {"full_attention": 5}),
+        ("distilbert", None, "num_attention_heads", 4),
+        ("xlnet", None, "hidden_size", 64),
+        ("transformer-xl", None, "num_hidden_layers", 3),
+        ("bert", Classification(labels=2), "classifier_dropout", "much"),
+    ],
+)
+def test_fields_of_single_families_are_refused_by_name(
+    case: str, head: Any, field: str, value: Any, tmp_path: Path
+) -> None:
+    config = CONFIGS[case]
+    if head is not None:
+        config = replace(config, task=head, labels=("a", "b"), lm=None, pair=False, mask_vector=False)
+    huggingface.save(make(config), tmp_path / "out")
+    assert load(tmp_path / "out").task is not None or head is None
+    configure(tmp_path / "out", **{field: value})
+    named = {"architectures": "For", "position_buckets": "buckets", "conv_groups": "3 groups"}
+    refused(tmp_path / "out", named.get(field, field))
+
+
+def test_more_labels_than_any_head_are_refused_before_they_are_named(bert: tuple[Model, Path]) -> None:
+    configure(bert[1], architectures=["BertForSequenceClassification"], num_labels=2**31 - 1)
+    refused(bert[1], "num_labels is 2147483647, expected at most")
+
+
+def test_layers_of_deberta_must_be_counted(tmp_path: Path) -> None:
+    """Defaults of ``transformers`` and of the original differ."""
+    huggingface.save(make(CONFIGS["deberta-v2"]), tmp_path / "out")
+    data = json.loads((tmp_path / "out/config.json").read_text())
+    del data["num_hidden_layers"]
+    (tmp_path / "out/config.json").write_text(json.dumps(data))
+    refused(tmp_path / "out", "'num_hidden_layers' is missing")
+
+
+@pytest.mark.parametrize(
+    ("case", "own"), [("distilbert", ("dim", "n_heads", "n_layers")), ("xlnet", ("d_model", "n_head", "n_layer"))]
+)
+def test_names_of_other_families_for_sizes(case: str, own: tuple[str, ...], tmp_path: Path) -> None:
+    """``transformers`` reads both names."""
+    model = make(CONFIGS[case])
+    huggingface.save(model, tmp_path / "out")
+    data = json.loads((tmp_path / "out/config.json").read_text())
+    generic = dict(zip(("hidden_size", "num_attention_heads", "num_hidden_layers"), map(data.pop, own), strict=True))
+    (tmp_path / "out/config.json").write_text(json.dumps(data | generic))
+    assert load(tmp_path / "out").config == model.config
+
+
+def test_inert_fields_are_ignored(bert: tuple[Model, Path]) -> None:
+    configure(bert[1], _name_or_path="x", use_cache=True, pooler_type="first", some_switch=False, num_beams=4)
+    configure(bert[1], _num_labels=5, eos_token_ids=[102], generator_size="0.25")  # of old releases
+    scores = {"activation_fn": "torch.nn.modules.linear.Identity"}
+    configure(bert[1], sentence_transformers=scores, sbert_ce_default_activation_function=scores["activation_fn"])
+    configure(bert[1], emb_size=128, cell={}, structure=[], pre_trained="", training="")  # of TinyBERT and rubert-tiny
+    assert same_weights(bert[0], load(bert[1]))

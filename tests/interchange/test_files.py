@@ -10,7 +10,9 @@ import os
 import pickle
 import shutil
 import stat
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +21,16 @@ import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from encoderlab import load
 from encoderlab.cli import main
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError, EncoderlabError
 from encoderlab.interchange import files, huggingface
+from encoderlab.model import Model
 from encoderlab.models.base import resized
+from tests.interchange.changed import WEIGHTS, refused
 from tests.interchange.tiny_models import CONFIGS, make, same_weights
 
 TEXTS = ["The river flows past the old mill and the bridge."] * 9
@@ -248,3 +253,104 @@ def test_weights_that_were_read_do_not_change_with_their_file(
     assert (model.encode(["The river"]) == before).all()
     os.truncate(path, 100)
     assert (model.encode(["The river"]) == before).all()
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_half_precision_is_read_as_float32_with_the_same_values(kind: torch.dtype, tmp_path: Path) -> None:
+    model = make(CONFIGS["bert"]).to(kind)
+    model.save(tmp_path / "small")
+    assert {tensor.dtype for tensor in safetensors.torch.load_file(tmp_path / "small" / WEIGHTS).values()} == {kind}
+    assert same_weights(load(tmp_path / "small"), model.float())
+
+
+def test_shards(bert: tuple[Model, Path]) -> None:
+    model, folder = bert
+    tensors = safetensors.torch.load_file(folder / WEIGHTS)
+    (folder / WEIGHTS).unlink()
+    where = {name: f"model-0000{1 + i % 2}-of-00002.safetensors" for i, name in enumerate(tensors)}
+    for file in set(where.values()):
+        safetensors.torch.save_file({n: tensors[n] for n in tensors if where[n] == file}, folder / file)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    assert same_weights(model, load(folder))
+    index.write_text(json.dumps({"weight_map": where | {"lost": "model-00001-of-00002.safetensors"}}))
+    refused(folder, "lost")
+    for away in ("../secret.safetensors", "..", ""):
+        index.write_text(json.dumps({"weight_map": where | {"away": away}}))
+        refused(folder, f"names {away!r}, which is not a file of this folder")
+    index.write_text(json.dumps({"weight_map": where}))
+    second, name = folder / "model-00002-of-00002.safetensors", next(iter(tensors))  # a tensor of the first
+    whole = safetensors.torch.load_file(second)
+    safetensors.torch.save_file(whole | {name: tensors[name]}, second)
+    assert same_weights(model, load(folder))
+    safetensors.torch.save_file(whole | {name: tensors[name] + 1}, second)
+    refused(folder, f"{second}: {name} differs from the one in an earlier file of {index.name}; copy the folder again")
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    refused(folder, "model-00002-of-00002.safetensors")
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_legacy_bin(bert: tuple[Model, Path], zipped: bool) -> None:
+    model, folder = bert
+    tensors = safetensors.torch.load_file(folder / WEIGHTS)
+    (folder / WEIGHTS).unlink()
+    torch.save(tensors, folder / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
+    assert same_weights(model, load(folder))
+    (folder / "pytorch_model.bin").write_bytes((folder / "pytorch_model.bin").read_bytes()[:-5000])
+    refused(folder, "pytorch_model.bin")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"), [(lambda t: t.to_sparse(), "is sparse"), (lambda t: t.to("meta"), "has no values")]
+)
+def test_a_bin_with_other_tensors(change: Callable[[Tensor], Tensor], said: str, bert: tuple[Model, Path]) -> None:
+    name = "bert.encoder.layer.0.output.dense.weight"
+    tensors = safetensors.torch.load_file(bert[1] / WEIGHTS)
+    (bert[1] / WEIGHTS).unlink()
+    torch.save(tensors | {name: change(tensors[name])}, bert[1] / "pytorch_model.bin")
+    refused(bert[1], name, said)
+
+
+class Trap:
+    """What reading with pickle would run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return subprocess.run, ([sys.executable, "-c", f"open({str(self.path)!r}, 'w')"],)
+
+
+@pytest.mark.parametrize("how", ["torch", "pickle"])
+def test_code_in_a_bin_is_refused_and_not_run(bert: tuple[Model, Path], how: str) -> None:
+    _, folder = bert
+    (folder / WEIGHTS).unlink()
+    file = folder / "pytorch_model.bin"
+    content = {"bert.pooler.dense.bias": torch.zeros(3), "extra": Trap(folder / "ran")}
+    torch.save(content, file) if how == "torch" else file.write_bytes(pickle.dumps(content))
+    refused(folder, "pytorch_model.bin")
+    assert not (folder / "ran").exists()
+
+
+@pytest.mark.parametrize("keep", [0, 5, 100, 5000, -1])
+def test_a_truncated_file(bert: tuple[Model, Path], keep: int) -> None:
+    _, folder = bert
+    (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:keep])
+    refused(folder, WEIGHTS, "damaged")
+
+
+@pytest.mark.parametrize("file", [WEIGHTS, "pytorch_model.bin"])
+@pytest.mark.parametrize("text", ["<!DOCTYPE html>\n<html>404</html>", "version https://git-lfs.github.com/spec/v1\n"])
+def test_text_in_place_of_weights(bert: tuple[Model, Path], file: str, text: str) -> None:
+    _, folder = bert
+    (folder / WEIGHTS).unlink()
+    (folder / file).write_text(text)
+    refused(folder, f"{file}: is text instead of weights (begins with {text[:24]!r}); download it again")
+
+
+def test_missing_files(tmp_path: Path, bert: tuple[Model, Path]) -> None:
+    refused(tmp_path / "nowhere", "no such file or folder")
+    (tmp_path / "empty").mkdir()
+    refused(tmp_path / "empty", "config.json")
+    (bert[1] / WEIGHTS).unlink()
+    refused(bert[1], WEIGHTS)
