@@ -110,9 +110,22 @@ def arms(found: dict[str, Any]) -> list[str]:
     return lines
 
 
+def told(rows: list[tuple[str, str]]) -> list[str]:
+    """The lines of a table of the claims that hold or do not, of all pairs of a claim and its row."""
+    lines = [f"| {text} {row}" for text, row in rows if row.endswith("** |")]
+    count = len(lines)
+    lines[:0] = [
+        "## What could be told\n",
+        f"{count} of {len(rows)} comparisons, by all measures of all studies:\n",
+        "| claim | budget, seeds | effect | verdict |\n|---|---|---|---|",
+    ]
+    return [*lines, ""]
+
+
 def page() -> str:
     """The page, from the files of the studies and what they found."""
-    parts = [HEAD]
+    parts: list[str] = []
+    compared: list[tuple[str, str]] = []
     for name in STUDIES:
         study, _ = read(HERE / f"{name}.yaml")
         record = HERE / "found" / name / "results.json"
@@ -125,9 +138,11 @@ def page() -> str:
             of_claim = [one for one in with_interval if (one["better"], one["than"]) == (claim.better, claim.than)]
             largest = max((one["amount"] for one in of_claim), default=0)
             rows = [judged(one) for one in of_claim if one["amount"] == largest]
-            parts += [f"| {claim.text} | {claim.source} {row}" for row in rows or [f"| | | not run; {cost:.1e} |"]]
+            compared += [(claim.text, row) for row in rows]
+            first, *others = rows or [f"| | | not run; {cost:.1e} |"]
+            parts += [f"| {claim.text} | {claim.source} {first}", *(f"| | {row}" for row in others)]
         parts += ["", *table, ""] if (table := arms(found)) else [""]
-    return "\n".join(parts)
+    return "\n".join([HEAD, *told(compared), *parts])
 
 
 if __name__ == "__main__":
