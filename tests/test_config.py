@@ -103,6 +103,9 @@ def test_a_path_changes_one_field(drawing: Drawing, shape: Shape) -> None:
     ("text", "value"),
     [
         ("3e-4", 3e-4),
+        ("010", "010"),  # eight in YAML 1.1; a field that is a number reads ten
+        ("no", "no"),  # false in YAML 1.1
+        ("2026-01-01", "2026-01-01"),
         ("1E6", 1e6),
         ("-2e3", -2000.0),
         ("0x1e", 30),
@@ -178,9 +181,10 @@ def test_a_choice_is_made_by_its_kind() -> None:
         ({"size": "0"}, "--set: size is 0; give more than 0, such as 2.5, or null"),
         ({"size": ".inf"}, "--set: size is inf; give at most 99,999, such as 2.5, or null"),
         ({"margins": "[0, 1]"}, "--set: margins.1 is 1; give less than 1"),
-        ({"pages": "yes"}, "--set: pages: expected a number (got True)"),
-        ({"size": "no"}, "--set: size: expected a number, or null (got False)"),
-        ({"options": "[[1, off]]"}, "--set: options.0.1: expected a number (got False)"),
+        ({"pages": "true"}, "--set: pages: expected a number (got True)"),
+        ({"size": "false"}, "--set: size: expected a number, or null (got False)"),
+        ({"options": "[[1, false]]"}, "--set: options.0.1: expected a number (got False)"),
+        ({"pages": "1:30"}, "--set: pages: expected a whole number (got '1:30')"),
         ({"options": "[[1, 2, 3]]"}, "--set: options.0 is [1, 2, 3]; give at most 2 entries"),
         ({"colour": "red"}, "--set: colour: expected 'black' or 'white' (got 'red')"),
         ({"shape.radius": "wide"}, "--set: shape.radius: expected a number"),
@@ -228,7 +232,6 @@ def test_the_place_is_named() -> None:
         ("a.yaml", "# seed: 2", "contains nothing, expected a mapping"),
         ("a.yaml", "a: [", "not valid YAML, line 1: expected the node content, but found '<stream end>'; correct it$"),
         ("a.yaml", "a: 1\nb: c: d", "not valid YAML, line 2: mapping values are not allowed here; correct it$"),
-        ("a.yaml", "a: 2001-99-99", r"not valid YAML: month must be in 1..12; correct it$"),
         ("a.json", '{"a": 1,\n"b" 2}', "not valid JSON, line 2: Expecting ':' delimiter; correct it$"),
         ("a.yaml", "a: 1\nb: 2\na: 3", "not valid YAML, line 1: key 'a' appears 2 times; correct it$"),
         ("a.yaml", "a: {b: 1, 'b': 2}", "key 'b' appears 2 times"),

@@ -6,18 +6,18 @@ that field. An unknown key or kind is an error that gives the nearest known one.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import json
 import logging
+import re
 import reprlib
 import types
 import typing
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import yaml
 from pydantic import Field, TypeAdapter, ValidationError
@@ -290,12 +290,9 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any], inside: str) -> Ite
 
 
 def parse_value(text: str) -> Any:
-    """The YAML value of ``text``; exponents without a dot (``3e-4``) are numbers here, unlike in YAML 1.1."""
-    with contextlib.suppress(ValueError):
-        if "e" in text.lower() and not text.lower().startswith("0x"):
-            return float(text)
+    """The YAML value of ``text``."""
     try:
-        return _bounded(yaml.load(text, _Unique))
+        return _bounded(yaml.load(text, _Loader))
     except (yaml.YAMLError, ValueError, RecursionError):  # text that is not YAML stays text
         return text
 
@@ -313,7 +310,7 @@ def read_file(path: Path) -> dict[str, Any]:
         if len(raw) > LARGEST_FILE:
             raise ConfigError(f"{path}: is longer than {LARGEST_FILE >> 20} MB; give a file of settings")
         text = raw.decode("utf-8-sig")  # Windows editors write a byte order mark
-        data = json.loads(text, object_pairs_hook=_unique) if kind == "JSON" else yaml.load(text, _Unique)
+        data = json.loads(text, object_pairs_hook=_unique) if kind == "JSON" else yaml.load(text, _Loader)
         data = _bounded(data)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); give an existing .yaml or .json file") from None
@@ -329,8 +326,14 @@ def read_file(path: Path) -> dict[str, Any]:
     return data
 
 
-class _Unique(yaml.SafeLoader):
-    """A YAML loader that refuses repeated keys in a mapping; the usual loader silently takes the last one."""
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2, and a repeated key in a mapping is refused.
+
+    The usual loader reads YAML 1.1, where ``3e-4`` is text, ``010`` eight, ``1:30`` ninety, ``no`` false and
+    ``2026-01-01`` a date. It takes the last of repeated keys.
+    """
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         """Insert the keys that ``<<`` refers to; the mapping's own keys take precedence."""
@@ -344,6 +347,17 @@ class _Unique(yaml.SafeLoader):
             (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else id(key): (key, v) for key, v in node.value
         }
         node.value = list(last.values())  # otherwise merges of merges would grow without bound
+
+
+for _tag, _pattern, _begin in (
+    ("merge", "<<", "<"),
+    ("null", "~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", "true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("int", "[-+]?(0|[1-9][0-9]*)|0x[0-9a-fA-F]+", "-+0123456789"),
+    ("float", r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?", "-+.0123456789"),
+    ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", "-+."),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), list(_begin))
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
