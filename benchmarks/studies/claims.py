@@ -87,7 +87,7 @@ def arms(found: dict[str, Any]) -> list[str]:
     of_arm = {
         name: [cell for cell in cells if (cell["arm"], cell["amount"]) == (name, max(complete))] for name in names
     }
-    measures = list(cells[0]["scores"])
+    measures = list(of_arm[names[0]][0]["scores"])
     of_budget = [one for one in found["tuning"] if one["amount"] == max(complete)]
     marked = {one["arm"] for one in of_budget if at_edge(one["chosen"], one["trials"])}
     lines = [

@@ -327,7 +327,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2, and a repeated key in a mapping is refused.
+    """YAML 1.2 whose keys are text, as those of JSON; a key that is repeated in a mapping is refused.
 
     The usual loader reads YAML 1.1, where ``3e-4`` is text, ``010`` eight, ``1:30`` ninety, ``no`` false and
     ``2026-01-01`` a date. It takes the last of repeated keys.
@@ -337,6 +337,9 @@ class _Loader(yaml.SafeLoader):
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         """Insert the keys that ``<<`` refers to; the mapping's own keys take precedence."""
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag in _NOT_TEXT:
+                key.tag = "tag:yaml.org,2002:str"
         named = Counter((key.tag, key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode))
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and (times := named[key.tag, key.value]) > 1:
@@ -349,6 +352,7 @@ class _Loader(yaml.SafeLoader):
         node.value = list(last.values())  # otherwise merges of merges would grow without bound
 
 
+_NOT_TEXT = {f"tag:yaml.org,2002:{tag}" for tag in ("null", "bool", "int", "float")}
 for _tag, _pattern, _begin in (
     ("merge", "<<", "<"),
     ("null", "~|null|Null|NULL|", ["~", "n", "N", ""]),

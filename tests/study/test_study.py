@@ -128,6 +128,21 @@ def test_a_smaller_budget_is_tuned_and_compared_before_a_larger_one_begins(place
     assert {comparison.amount for comparison in results.comparisons} == {2}
 
 
+def test_a_measure_of_one_budget(place: Path) -> None:
+    pairs = {"kind": "pairs", "data": ["pairs.txt"], "size": 8}
+    fields: dict[str, Any] = {"budget": {"steps": [2, 4]}, "tune": None, "seeds": 2, "arms": {"few": None, "same": {}}}
+    execute = InProcess()
+    run(StudyPlan.read(written(place, **fields, measures=[pairs])), place / "of one", execute)
+    added = [pairs, pairs | {"name": "more pairs", "size": 9, "budgets": [4]}]
+    results = run(StudyPlan.read(written(place, **fields, measures=added)), place / "of one", execute)
+    assert [name for name in execute.done[8:] if "steps-4" not in name] == [] and len(execute.done) == 12
+    assert {cell.amount: "more pairs" in found["scores"] for cell, found in results.done.items()} == {2: False, 4: True}
+    assert {one.amount for one in results.comparisons if one.by == "more pairs"} == {4}
+    page = render(results)
+    strip = r'<h3>more pairs</h3>\s*<p class="small">more is better, at 4 steps</p>'
+    assert re.search(strip, page) and "<h3>minimal pairs <small>more is better</small>" in page
+
+
 def test_cells_are_ordinary_runs_that_differ_in_what_the_file_says(
     place: Path, whole: tuple[dict[str, Any], str, list[str]]
 ) -> None:
@@ -377,7 +392,6 @@ def test_the_page_is_whole(whole: tuple[dict[str, Any], str, list[str]]) -> None
         ({"claims": [{"better": "few", "than": "many", "by": "glue"}]}, "there is no measure 'glue'"),
         ({"tune": {"field": "optim.kind"}}, "tune.field 'optim.kind' is 'adamw', expected a number"),
         ({"tune": {"field": "lr"}}, "arm 'few': tune.field: unknown key 'lr'; did you mean 'optim.lr'"),
-        ({"arms": {1: None, 2: None}}, r"arms.1: expected text \(got 1\); put it in quotes"),
         ({"baseline": 1}, r"baseline: expected text \(got 1\); put it in quotes"),
         ({"claims": [{"better": "few", "than": "few"}]}, "a claim compares 'few' with itself"),
         ({"measures": [{"kind": "pairs", "data": ["a.txt"], "name": "loss"}]}, "give each a name of its own, not loss"),
@@ -400,6 +414,10 @@ def test_the_page_is_whole(whole: tuple[dict[str, Any], str, list[str]]) -> None
         (
             {"arms": {"few": None}, "tune": {"field": "objective.masking.mask", "factors": [1, 2]}},
             "arm 'few', the trial of objective.masking.mask 1.6: mask 1.6 and random 0.1 add up to more than 1",
+        ),
+        (
+            {"measures": [{"kind": "pairs", "data": ["pairs.txt"], "budgets": [4, 8]}]},
+            "measure 'minimal pairs' is of budget 8; the study has 4",
         ),
         ({"margins": {"minimal pairs": 1}}, "margins.minimal pairs is 1; scores are shares, so give 0.01"),
         ({"margins": {"loss": -0.1}}, "margins is -0.1; give at least 0"),
@@ -434,11 +452,13 @@ def test_minimal_pairs_are_read_once_for_arms_with_one_tokenizer(place: Path, mo
 
 
 def test_names_that_look_like_numbers_are_names(place: Path) -> None:
-    arms = {"1e-3": {"set": {"optim.lr": "1e-3"}}, "1e-4": {"set": {"optim.lr": "1e-4"}}}
-    claims = [{"better": "1e-4", "than": "1e-3"}]
-    study, found = read(written(place, arms=arms, baseline="1e-3", claims=claims, budget={"steps": "1e1"}))
-    assert study.baseline == "1e-3" and study.claims[0].better == "1e-4" and study.amounts == (10,)
-    assert found["1e-4"].set == {"optim.lr": 1e-4}
+    path = written(place, arms=None, budget=None)
+    path.write_text(
+        path.read_text() + "budget: {steps: 1e1}\narms: {1e-3: {set: {optim.lr: 1e-3}}, 2:, no:}\nbaseline: '2'\n"
+    )
+    study, found = read(path)
+    assert study.baseline == "2" and study.amounts == (10,)
+    assert list(found) == ["1e-3", "2", "no"] and found["1e-3"].set == {"optim.lr": 1e-3}
 
 
 def test_a_claim_by_bits_per_byte_is_tested_and_one_that_is_named_twice_once(place: Path) -> None:

@@ -17,7 +17,6 @@ from encoderlab.errors import ConfigError, nearest
 Unit = Literal["steps", "tokens", "flops", "hours"]
 UNITS: tuple[Unit, ...] = get_args(Unit)
 LONGEST = 255  # bytes of a folder's name
-TEXTS = ("name", "corpus", "recipe", "baseline", "claims")  # keys of a study without numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +50,13 @@ class Tune(Bounded):
 
 @dataclass(frozen=True, kw_only=True)
 class Pairs(Bounded):
-    """Accuracy on minimal pairs: all of ``data``, or a sample of ``size``."""
+    """Accuracy on minimal pairs: all of ``data``, or a sample of ``size``, at ``budgets`` alone (none: at all)."""
 
     kind: Literal["pairs"] = "pairs"
     name: str = "minimal pairs"
     data: Annotated[tuple[str, ...], Field(min_length=1)]
     size: Count | None = None
+    budgets: tuple[Positive, ...] = ()
 
     @property
     def title(self) -> str:
@@ -71,6 +71,7 @@ class Finetune(Bounded):
         task: a benchmark's name, with ``data`` the folder of its files.
         protocol: how it is fine-tuned.
         set: fields of the recipe of fine-tuning; ``{frozen: {}}`` trains on the activations of the frozen encoder.
+        budgets: at which runs are measured; none: at all.
     """
 
     kind: Literal["finetune"] = "finetune"
@@ -80,6 +81,7 @@ class Finetune(Bounded):
     protocol: str = "plain"
     seeds: Count = 1
     set: dict[str, Any] = field(default_factory=dict)
+    budgets: tuple[Positive, ...] = ()
 
     @property
     def title(self) -> str:
@@ -177,8 +179,7 @@ def read(path: Path) -> tuple[Study, dict[str, Arm]]:
         ConfigError: a key is wrong.
     """
     where = str(path)
-    data = {key: value if key in TEXTS else _with_numbers(value) for key, value in read_file(path).items()}
-    study = from_dict(Study, data, where=where)
+    study = from_dict(Study, read_file(path), where=where)
     _check_budget(study, where)
     seeds = study.seed_numbers
     if not seeds or len(set(seeds)) < len(seeds):
@@ -194,6 +195,10 @@ def read(path: Path) -> tuple[Study, dict[str, Arm]]:
     known = ("loss", "bits per byte", *titles)
     if len(set(known)) < len(known):
         raise ConfigError(f"{where}: measures {titles}: give each a name of its own, not loss or bits per byte")
+    for measure in study.measures:
+        if other := sorted(set(measure.budgets) - set(study.amounts)):
+            has = ", ".join(f"{amount:g}" for amount in study.amounts)
+            raise ConfigError(f"{where}: measure {measure.title!r} is of budget {other[0]:g}; the study has {has}")
     folders = [measure.title for measure in study.measures if isinstance(measure, Finetune)]
     for title in folders:
         _check_folder("measure", title, where)
@@ -206,17 +211,6 @@ def read(path: Path) -> tuple[Study, dict[str, Arm]]:
         if name in titles and margin >= 1:
             raise ConfigError(f"{where}: margins.{name} is {margin:g}; scores are shares, so give 0.01 for a point")
     return study, arms
-
-
-def _with_numbers(value: Any) -> Any:
-    """Plain data with numbers for texts such as ``1e13``, which YAML 1.1 reads as text."""
-    if isinstance(value, Mapping):
-        return {key: _with_numbers(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_with_numbers(item) for item in value]
-    if isinstance(value, str) and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+", value):
-        return float(value)
-    return value
 
 
 def _check_budget(study: Study, where: str) -> None:

@@ -116,34 +116,37 @@ def _shown(results: Results) -> list[str]:
     return [name for name in results.measures if not (name == "loss" and "bits per byte" in results.measures)]
 
 
-def _budgets_done(results: Results) -> list[float]:
-    done = {cell.amount for cell in results.done}
-    return [amount for amount in results.plan.study.amounts if amount in done]
+def _budgets(results: Results, measure: str) -> list[float]:
+    """The budgets that have scores by a measure."""
+    plan = results.plan
+    return [amount for amount in plan.study.amounts if any(results.scores(arm, amount, measure) for arm in plan.arms)]
 
 
 def _seeds(results: Results) -> list[dict[str, Any]]:
-    """A strip plot for each measure, with every arm and its seeds, where a single budget has scores."""
-    if len(budgets := _budgets_done(results)) != 1:
-        return []
-    plots = []
+    """A strip plot for each measure that a single budget has, with every arm and its seeds."""
+    plots, study = [], results.plan.study
     for name in _shown(results):
+        budgets = _budgets(results, name)
+        if len(budgets) != 1:
+            continue
         scores = {arm: list(results.scores(arm, budgets[0], name).values()) for arm in results.plan.arms}
         # The first colour goes to the last method: reversed, an arm has the colour of its learning curve.
         methods = [
             MethodScores(name=arm, scores=values, ours=True) for arm, values in reversed(scores.items()) if values
         ]
-        task = TaskScores(name=name, about=_better(name), metric="", methods=methods)
+        at = f", at {budgets[0]:.3g} {study.unit_name}" if len(study.amounts) > 1 else ""
+        task = TaskScores(name=name, about=_better(name) + at, metric="", methods=methods)
         plot = strip(task, percent=name not in LOWER)
         plots.append(plot | {"lanes": plot["lanes"][::-1]})  # in the order of the file
     return plots
 
 
 def _quality(results: Results) -> list[tuple[str, str, Chart | None]]:
-    """A chart for each measure over several budgets; its label says which direction is better."""
-    if len(_budgets_done(results)) < 2:
-        return []
+    """A chart for each measure that several budgets have; its label says which direction is better."""
     panels = []
     for measure in _shown(results):
+        if len(_budgets(results, measure)) < 2:
+            continue
         series = [
             Series(name=arm, colour=colour, points=_points(results, arm, measure), line=True)
             for colour, arm in enumerate(results.plan.arms)

@@ -138,6 +138,10 @@ class StudyPlan:
         """A hash of the data of every measure, by its title."""
         return {measure.title: data_hash(measure, self.base) for measure in self.study.measures}
 
+    def measures(self, amount: float) -> list[Measure]:
+        """The measures of runs with this budget."""
+        return [measure for measure in self.study.measures if not measure.budgets or amount in measure.budgets]
+
     def base_value(self, arm: str) -> float:
         """The value of the tuned field in an arm's recipe."""
         assert self.study.tune is not None
@@ -239,7 +243,7 @@ class StudyPlan:
         size = count_parameters(model.config)["total"]
         if size > (most := study.budget.get("parameters", float("inf"))):
             raise ConfigError(f"{size:,} parameters, budget.parameters is {most:,.0f}; make the model smaller")
-        for measure in study.measures:
+        for measure in self.measures(amount):
             if isinstance(measure, Pairs):
                 (scorer,) = scorers_of(model, models.get("generator"), official=True)
                 files = tuple(find([self.base / place for place in measure.data]))

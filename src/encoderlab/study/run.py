@@ -132,13 +132,14 @@ def _twice_if_killed(jobs: Sequence[Job], execute: Execute, say: Say) -> Iterato
 
 def _spec(plan: StudyPlan, cell: Cell, out: Path) -> dict[str, Any]:
     """The input of a cell's process; trials measure only the held-out loss."""
+    measures = [] if cell.trial is not None else plan.measures(cell.amount)
     return {
         "recipe": to_dict(cell.recipe),
         "corpus": {"path": str(cell.corpus.resolve()), "content": Corpus(cell.corpus).manifest.content},
         "run": str((out / cell.name).resolve()),
         "tasks": str((out / "tasks" / cell.name).resolve()),
-        "measures": [] if cell.trial is not None else [to_dict(measure) for measure in plan.study.measures],
-        "data": {} if cell.trial is not None else plan.data,
+        "measures": [{key: value for key, value in to_dict(one).items() if key != "budgets"} for one in measures],
+        "data": {measure.title: plan.data[measure.title] for measure in measures},
         "base": str(plan.base),
         "threads": plan.study.threads,
     }
