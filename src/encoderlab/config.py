@@ -17,7 +17,7 @@ import typing
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import yaml
 from pydantic import Field, TypeAdapter, ValidationError
@@ -333,8 +333,6 @@ class _Loader(yaml.SafeLoader):
     ``2026-01-01`` a date. It takes the last of repeated keys.
     """
 
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
-
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         """Insert the keys that ``<<`` refers to; the mapping's own keys take precedence."""
         for key, _ in node.value:
@@ -352,6 +350,7 @@ class _Loader(yaml.SafeLoader):
         node.value = list(last.values())  # otherwise merges of merges would grow without bound
 
 
+_Loader.yaml_implicit_resolvers = {}  # those below, in place of YAML 1.1's
 _NOT_TEXT = {f"tag:yaml.org,2002:{tag}" for tag in ("null", "bool", "int", "float")}
 for _tag, _pattern, _begin in (
     ("merge", "<<", "<"),
