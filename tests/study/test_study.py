@@ -320,6 +320,21 @@ def test_measures_of_other_data_or_settings_do_not_mix(place: Path, tmp_path: Pa
     assert {"CoLA", "minimal pairs"} < named.keys() and len(execute.done) == 4
 
 
+def test_own_labelled_files(place: Path, tmp_path: Path) -> None:
+    words = re.findall(r"\w+", (place / "pairs.txt").read_text())
+    for name, count in (("train", 40), ("dev", 12)):
+        rows = (f"{words[n]} {name} {n},{'good' if n % 2 else 'bad'}" for n in range(count))
+        (tmp_path / f"{name}.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    steps = {"kind": "finetune", "set": {"steps": 2}, "task": str(tmp_path / "train.csv")}
+    held, given = steps, {**steps, "name": "own", "dev": str(tmp_path / "dev.csv")}
+    plan = StudyPlan.read(written(place, tune=None, seeds=1, measures=[held, given], arms={"few": None}))
+    assert {tmp_path / "train.csv", tmp_path / "dev.csv"} < set(plan.reads())
+    (found,) = run(plan, place / "own", InProcess()).done.values()
+    at = place / "own" / "tasks" / "cells" / "few" / "steps-4" / "seed-1"
+    counts = [json.loads((at / name / "score.json").read_text())["examples"]["dev"] for name in ("train.csv", "own")]
+    assert {"train.csv", "own"} < found["scores"].keys() and counts == [4, 12]
+
+
 def test_data_that_changes_while_a_study_runs_is_named(place: Path, tmp_path: Path) -> None:
     file = tmp_path / "pairs.txt"
     file.write_text((place / "pairs.txt").read_text())
@@ -400,6 +415,11 @@ def test_the_page_is_whole(whole: tuple[dict[str, Any], str, list[str]]) -> None
         ({"measures": [{"kind": "pairs", "data": ["absent.txt"]}]}, "absent.txt: no such file"),
         ({"measures": [{"kind": "finetune", "task": "colla", "data": "."}]}, "colla"),
         ({"measures": [{"kind": "finetune", "task": "glue", "data": "."}]}, "glue is a suite; give one of cola, "),
+        (
+            {"measures": [{"kind": "finetune", "task": "cola"}]},
+            "measure 'cola': cola is a benchmark; give the folder of",
+        ),
+        ({"measures": [{"kind": "finetune", "task": "own.csv"}]}, "measure 'own.csv': .*own.csv: no such file; give"),
         ({"measures": [{"kind": "glue"}]}, "unknown kind 'glue'"),
         ({"measures": [{"kind": "pairs", "data": []}]}, "measures.0.data is .*; give at least 1 entry"),
         ({"measures": [{"kind": "finetune", "task": "cola", "data": ".", "name": "../a"}]}, "measure '../a'"),

@@ -22,7 +22,7 @@ from encoderlab.measure.finetuning import PRETRAINED, SCRATCH, WITHOUT
 from encoderlab.model import Model
 from encoderlab.tasks.data.infer import Given
 from encoderlab.tasks.data.sources import Benchmark, Files, described_source, folder_of
-from encoderlab.tasks.data.splits import completed, hold_out, remarks_of, usable_splits, without_fillers
+from encoderlab.tasks.data.splits import completed, remarks_of, usable_splits
 from encoderlab.tasks.data.task import Split, Task
 from encoderlab.tasks.forms.objective import form_of
 from encoderlab.tasks.forms.scores import baselines_by_split
@@ -228,26 +228,8 @@ def jobs_of(name: str, data: Path | None, dev: Path | None, test: Path | None, g
 
 
 def files_job(source: Files, dev: Path | None, test: Path | None, given: Given) -> TaskWithSplits:
-    """The task in the user's own files. ``dev`` and ``test`` replace its splits; without any for development, a part of
-    training is held out.
-
-    Raises:
-        DataError: there are no files to train on.
-    """
-    train, skip = source.find("train"), given.skip_unlabelled
-    if not train:
-        names = ", ".join(source.splits)
-        raise DataError(f"{source.name}: has the splits {names} and no train; give the folder of one of them")
-    task, said = source.task(given, "train")
-    note(said)
-    splits = {"train": task.read(train, "train", skip_unlabelled=skip)}
-    task = completed(task, splits["train"])  # other files have the labels of this one, or none
-    if files := [dev] if dev else source.find("dev"):
-        splits["dev"] = task.read(files, "dev", skip_unlabelled=skip)
-    else:
-        splits["train"], splits["dev"] = hold_out(splits["train"])
-    if files := [test] if test else source.find("test"):
-        splits["test"] = without_fillers(task.read(files, "test"), splits["train"])
+    """The task in the user's own files. ``dev`` and ``test`` replace its splits. Prints what was inferred."""
+    task, splits = source.training(given, note, dev=dev, test=test)
     return TaskWithSplits(task=task, splits=splits)
 
 

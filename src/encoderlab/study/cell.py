@@ -31,9 +31,7 @@ from encoderlab.measure.runs import RunRecord, asked, read_run
 from encoderlab.model import count_parameters
 from encoderlab.sealed import write_record
 from encoderlab.study.file import KINDS, Finetune, Pairs, folder_name
-from encoderlab.study.plan import data_hash, task_fields
-from encoderlab.tasks.data import suites
-from encoderlab.tasks.data.splits import usable_splits
+from encoderlab.study.plan import data_hash, labelled_data, task_fields
 from encoderlab.tasks.runs import trials
 from encoderlab.tasks.runs.protocol import at_point
 from encoderlab.tasks.runs.published import protocol
@@ -119,8 +117,7 @@ def _pairs(measure: Pairs, base: Path, folder: Path) -> tuple[float, dict[str, A
 
 
 def _finetuned(measure: Finetune, base: Path, folder: Path, out: Path) -> tuple[float, dict[str, Any]]:
-    task = suites.task(measure.task)
-    splits = usable_splits(task, base / measure.data)
+    task, splits = labelled_data(measure, base)
     fields = task_fields(measure)
     outcome = trials.run(
         replace(protocol(measure.protocol), seeds=measure.seeds),

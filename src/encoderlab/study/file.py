@@ -68,7 +68,8 @@ class Finetune(Bounded):
     """The development score after full fine-tuning on a task, the mean over ``seeds``.
 
     Args:
-        task: a benchmark's name, with ``data`` the folder of its files.
+        task: a benchmark's name, with ``data`` the folder of its files; or a file of labelled data, of which a tenth
+            is held out to score on, if ``dev`` is not another file.
         protocol: how it is fine-tuned.
         set: fields of the recipe of fine-tuning; ``{frozen: {}}`` trains on the activations of the frozen encoder.
         budgets: at which runs are measured; none: at all.
@@ -77,7 +78,8 @@ class Finetune(Bounded):
     kind: Literal["finetune"] = "finetune"
     name: str = ""
     task: str
-    data: str
+    data: str | None = None
+    dev: str | None = None
     protocol: str = "plain"
     seeds: Count = 1
     set: dict[str, Any] = field(default_factory=dict)
@@ -85,7 +87,7 @@ class Finetune(Bounded):
 
     @property
     def title(self) -> str:
-        return self.name or self.task
+        return self.name or Path(self.task).name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +99,7 @@ class Probe(Finetune):
 
     @property
     def title(self) -> str:
-        return self.name or f"{self.task} probe"
+        return self.name or f"{super().title} probe"
 
 
 Measure = Pairs | Finetune | Probe

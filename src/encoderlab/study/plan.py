@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,13 +24,18 @@ from encoderlab.measure.pairs.scorers import scorers_of
 from encoderlab.model import count_parameters
 from encoderlab.study.file import Arm, Finetune, Measure, Pairs, Probe, Study, folder_name, read
 from encoderlab.tasks.data import suites
+from encoderlab.tasks.data.infer import Given
+from encoderlab.tasks.data.sources import Benchmark, source_of
 from encoderlab.tasks.data.splits import check_splits, usable_splits
+from encoderlab.tasks.data.task import Split, Task
 from encoderlab.tasks.runs.protocol import at_point
 from encoderlab.tasks.runs.published import protocol
 from encoderlab.train.checks import check
 from encoderlab.train.corpus_data import corpus_data
 from encoderlab.train.networks import bare_objective, fit, full_operations
 from encoderlab.train.recipe import Budget, Recipe
+
+log = logging.getLogger(__name__)
 
 VALIDATIONS = 5  # per run, if the study does not set it
 Surveyed = set[tuple[tuple[Path, ...], str, int | None]]
@@ -129,8 +135,7 @@ class StudyPlan:
 
     def reads(self) -> list[Path]:
         """The corpora, and the files and folders of measures, that its runs read."""
-        measured = (measure.data for measure in self.study.measures)
-        files = [file for data in measured for file in ((data,) if isinstance(data, str) else data)]
+        files = (file for measure in self.study.measures for file in _files(measure))
         return list(dict.fromkeys([*map(self.corpus, self.arms), *(self.base / file for file in files)]))
 
     @cached_property
@@ -207,10 +212,13 @@ class StudyPlan:
         Raises:
             ConfigError, DataError: names the cell.
         """
+        tasks: dict[str, Task] = {}
         for measure in self.study.measures:
             if isinstance(measure, Finetune):
-                task = suites.task(measure.task)
-                check_splits(task, usable_splits(task, self.base / measure.data))
+                with _named(f"measure {measure.title!r}"):
+                    task, splits = labelled_data(measure, self.base, log.info)
+                    check_splits(task, splits)
+                tasks[measure.title] = task
         names = [cell.name for cell in (*self.cells(dict.fromkeys(self.places)), *self.trials)]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
@@ -220,9 +228,9 @@ class StudyPlan:
         surveyed: Surveyed = set()
         for arm, amount in self.places:
             with _named(f"arm {arm!r} at {amount:g} {self.study.unit_name}"):
-                self._check_arm(arm, amount, surveyed)
+                self._check_arm(arm, amount, tasks, surveyed)
 
-    def _check_arm(self, arm: str, amount: float, surveyed: Surveyed) -> None:
+    def _check_arm(self, arm: str, amount: float, tasks: Mapping[str, Task], surveyed: Surveyed) -> None:
         study, path = self.study, self.corpus(arm)
         text = Corpus(path)
         tokenizer = Tokenizer.load(text.tokenizer_path)
@@ -251,8 +259,8 @@ class StudyPlan:
                     survey(files, tokenizer, longest=scorer.longest)
                     surveyed.add(needs)
             else:
-                task = suites.task(measure.task)
-                at_point(protocol(measure.protocol).recipe_for(task, model), task_fields(measure), where=measure.title)
+                start = protocol(measure.protocol).recipe_for(tasks[measure.title], model)
+                at_point(start, task_fields(measure), where=measure.title)
 
     def estimates(self) -> dict[tuple[str, float], Estimate]:
         """The cost of a run of every arm at every budget."""
@@ -295,12 +303,36 @@ def task_fields(measure: Finetune) -> dict[str, Any]:
     return {**probe, **flatten(measure.set)}
 
 
+def labelled_data(
+    measure: Finetune, base: Path, say: Callable[[str], object] = log.debug
+) -> tuple[Task, dict[str, Split]]:
+    """The task of a measure and its splits; ``say`` gets a line about what is inferred of a file of labelled data.
+
+    Raises:
+        ConfigError, DataError: it names no benchmark and no file of labelled data, or they cannot be read.
+    """
+    data, dev = (None if name is None else base / name for name in (measure.data, measure.dev))
+    if data is None and suites.find(measure.task):
+        raise ConfigError(f"{measure.task} is a benchmark; give the folder of its files as data")
+    source = source_of(measure.task if data else str(base / measure.task), data)
+    if isinstance(source, Benchmark):
+        return source.task, usable_splits(source.task, source.folder)
+    return source.training(Given(), say, dev=dev)
+
+
+def _files(measure: Measure) -> list[str]:
+    """The files and folders that a measure reads."""
+    if isinstance(measure, Pairs):
+        return list(measure.data)
+    return [name for name in (measure.data or measure.task, measure.dev) if name]
+
+
 def data_hash(measure: Measure, base: Path) -> str:
     """The hash of the files that a measure reads."""
     if isinstance(measure, Pairs):
         hashes = [sha256(path) for path in find([base / place for place in measure.data])]
     else:
-        splits = usable_splits(suites.task(measure.task), base / measure.data)
+        _, splits = labelled_data(measure, base)
         hashes = [f"{name} {split.sha256}" for name, split in splits.items()]
     return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
 

@@ -174,7 +174,8 @@ def _known(path: Path, result: Path, spec: dict[str, Any], cell: Cell) -> dict[s
 
 def _is_measured(known: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
     """Whether a result has the measures that are asked for; old ones do not name their data."""
-    return known.get("measures") == spec["measures"] and known.get("data") in (None, spec["data"])
+    before, now = (list(map(_measure, record.get("measures", ()))) for record in (known, spec))
+    return before == now and known.get("data") in (None, spec["data"])
 
 
 def _check_measures(cell: Cell, known: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
@@ -185,7 +186,7 @@ def _check_measures(cell: Cell, known: Mapping[str, Any], asked: Mapping[str, An
         if not isinstance(now, Finetune) or not isinstance(had, Finetune):
             continue
         data = (known.get("data") or {}).get(now.title, hashed := asked["data"][now.title]) != hashed
-        if data or replace(had, seeds=1, data="") != replace(now, seeds=1, data=""):
+        if data or replace(had, seeds=1, data=None, dev=None) != replace(now, seeds=1, data=None, dev=None):
             raise ConfigError(
                 f"{cell.name}: was measured by {now.title} with other {'data' if data else 'settings'}; restore these, "
                 "or give the measure another name"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from encoderlab.storage.cache import local
 from encoderlab.tasks.data import suites
 from encoderlab.tasks.data.infer import Given, task_of
 from encoderlab.tasks.data.records import is_file_name
+from encoderlab.tasks.data.splits import completed, hold_out, without_fillers
 from encoderlab.tasks.data.task import Split, Task
 
 DEVELOPMENT = ("validation", "valid", "dev")  # what ``datasets`` calls the split dev
@@ -56,6 +57,33 @@ class Files:
     def read(self, task: Task, split: str) -> Split:
         """The examples of a split."""
         return task.read(self.of(split), split)
+
+    def training(
+        self, given: Given, say: Callable[[str], object], *, dev: Path | None = None, test: Path | None = None
+    ) -> tuple[Task, dict[str, Split]]:
+        """The task and its splits; ``say`` gets a line about what was inferred.
+
+        ``dev`` and ``test`` replace the files of these splits. Without any for development, a part of training is held
+        out.
+
+        Raises:
+            DataError: there are no files to train on.
+        """
+        train, skip = self.find("train"), given.skip_unlabelled
+        if not train:
+            names = ", ".join(self.splits)
+            raise DataError(f"{self.name}: has the splits {names} and no train; give the folder of one of them")
+        task, said = self.task(given, "train")
+        say(said)
+        splits = {"train": task.read(train, "train", skip_unlabelled=skip)}
+        task = completed(task, splits["train"])  # other files have the labels of this one, or none
+        if files := [dev] if dev else self.find("dev"):
+            splits["dev"] = task.read(files, "dev", skip_unlabelled=skip)
+        else:
+            splits["train"], splits["dev"] = hold_out(splits["train"])
+        if files := [test] if test else self.find("test"):
+            splits["test"] = without_fillers(task.read(files, "test"), splits["train"])
+        return task, splits
 
 
 @dataclass(frozen=True, kw_only=True)
