@@ -15,9 +15,11 @@ from encoderlab import files
 from encoderlab.cli import main
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Tokenizer
+from encoderlab.errors import DataError
 from encoderlab.interchange.load import load
 from encoderlab.measure.pairs import evaluate
 from encoderlab.measure.pairs.baselines import WEIGHTS, Baselines
+from encoderlab.measure.pairs.evaluate import survey
 from encoderlab.measure.pairs.reading import find, read
 from encoderlab.measure.pairs.scorers import scorers_of
 from tests.corpus.corpora import build_topics
@@ -224,6 +226,17 @@ def test_a_paradigm_may_be_called_anything(place: Path, tmp_path: Path, capsys: 
     assert main(["minimal-pairs", str(place / "model"), str(path), "--out", str(tmp_path / "scores.jsonl")]) == 0
     assert "[red]" in capsys.readouterr().out
     assert json.loads((tmp_path / "scores.jsonl").read_text())["UID"] == "\udc00 [red]"
+
+
+def test_a_paradigm_is_of_one_phenomenon(place: Path, tmp_path: Path) -> None:
+    """A file of MultiBLiMP has several phenomena and no paradigms."""
+    tokenizer = Tokenizer.load(place / "corpus" / "tokenizer")
+    (tmp_path / "data.tsv").write_text("sen\twrong_sen\tphenomenon\na b\tb a\tSV-#\nc d\td c\tSP-G\ne f\tf e\tSV-#\n")
+    found = survey([tmp_path / "data.tsv"], tokenizer)
+    assert found.paradigms == {"data SV-#": "SV-#", "data SP-G": "SP-G"}
+    (tmp_path / "a.tsv").write_text("good\tbad\tUID\tphenomenon\na b\tb a\tu\tSV-#\nc d\td c\tu\tSP-G\n")
+    with pytest.raises(DataError, match=r"a.tsv:3: paradigm 'u' has phenomenon 'SP-G', and 'SV-#' before"):
+        survey([tmp_path / "a.tsv"], tokenizer)
 
 
 def test_baselines_are_mixtures_of_relative_frequencies(place: Path) -> None:

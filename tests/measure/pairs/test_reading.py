@@ -23,7 +23,7 @@ def test_json_lines_with_a_paradigm_and_without(tmp_path: Path) -> None:
         file.write(f"{json.dumps(RECORD)}\n\n{json.dumps(plain)}\n")
     first, second = read(path)
     assert first == Pair("She left.", "She leave.", "agreement", "verbs", f"{path}:1")
-    assert second == Pair("你好。", "好你。", "one", "order", f"{path}:3")
+    assert second == Pair("你好。", "好你。", "one order", "order", f"{path}:3")
 
 
 @pytest.mark.parametrize(

@@ -55,8 +55,8 @@ def survey(
     """Read all pairs once. ``too_long`` is the remedy in the message about a long sentence.
 
     Raises:
-        DataError: with file and line: a damaged pair (see :func:`read`), a sentence without tokens, or one of more than
-            ``longest`` tokens that must not be skipped.
+        DataError: with file and line: a damaged pair (see :func:`read`), a paradigm of two phenomena, a sentence
+            without tokens, or one of more than ``longest`` tokens that must not be skipped.
     """
     result, digest = Survey(), hashlib.sha256()
     for pair, good, bad in encoded(files, tokenizer, bad_first=bad_first):
@@ -71,7 +71,11 @@ def survey(
                 )
             result.long.append(pair.place)
             continue
-        result.paradigms.setdefault(pair.paradigm, pair.phenomenon)
+        if (known := result.paradigms.setdefault(pair.paradigm, pair.phenomenon)) != pair.phenomenon:
+            raise DataError(
+                f"{pair.place}: paradigm {pair.paradigm!r} has phenomenon {pair.phenomenon!r}, and {known!r} before; "
+                "give the paradigms of each phenomenon names of their own"
+            )
         result.pairs += 1
         if pair.good == pair.bad:
             result.equal.append(pair.place)

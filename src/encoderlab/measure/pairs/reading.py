@@ -65,7 +65,7 @@ def read(path: Path, *, bad_first: bool = False) -> Iterator[Pair]:
     Records have ``sentence_good`` and ``sentence_bad`` (or other names of :data:`SENTENCES`), and may have a paradigm
     (``UID``) and a phenomenon (``phenomenon``, ``linguistics_term``). Other text has a sentence per line, without tabs,
     the acceptable one of each pair first (``bad_first``: second), and may have empty lines between pairs. The paradigm
-    of a pair without one is the name of its file.
+    of a pair without one is the name of its file, with its phenomenon, because a paradigm is of one phenomenon.
 
     Raises:
         DataError: a field is missing, a sentence is empty or not text, a pair is not complete, a row of a table has
@@ -110,8 +110,9 @@ def _of_record(fields: Mapping[str, Any], stem: str, path: Path, row: int) -> Pa
             raise DataError(
                 f"{place}: {name} is {fields[name]!r:.60}, expected a sentence; complete or remove the pair"
             )
-    paradigm = next((str(fields[name]) for name in PARADIGM if fields.get(name) not in (None, "")), stem)
     phenomenon = next((str(fields[name]) for name in PHENOMENON if fields.get(name) not in (None, "")), "")
+    of_file = f"{stem} {phenomenon}" if phenomenon else stem
+    paradigm = next((str(fields[name]) for name in PARADIGM if fields.get(name) not in (None, "")), of_file)
     return Pair(fields[good], fields[bad], paradigm, phenomenon, place)
 
 
