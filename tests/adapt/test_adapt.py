@@ -516,7 +516,7 @@ def test_replay_is_short_only_if_the_text_is(place: Path, tmp_path: Path, capsys
         (
             ["--task", "columns.csv"],
             3,
-            "is the text? give: --text COLUMN [--pair COLUMN] --label COLUMN; columns of a "
+            "is the text? give: --text COLUMN [--pair COLUMN] [--label COLUMN]; columns of a "
             "file without a header are 0, 1, ... (options of finetune; give a file that needs none)",
         ),
         (["TEXT", "fields.jsonl"], 3, "give --field (an option of corpus build; give the corpus that it makes)"),

@@ -334,6 +334,15 @@ def test_forms_that_need_more_than_a_text_say_which_file(kind, words, tmp_path, 
     )
 
 
+def test_a_column_of_texts_to_predict_is_given_by_its_name(tmp_path, capsys):
+    folder, path = saved(ready("single")[0], tmp_path / "model"), tmp_path / "a.csv"
+    path.write_text("remark\nthe red cat\n")
+    assert "for texts to predict, --text COLUMN (0 without a header)" in messages(capsys, 3, "predict", folder, path)
+    assert len(answer(capsys, "predict", folder, path, "--text", "remark")[0]["predictions"]) == 1
+    path.write_text("remark,day,place\nthe red cat,1,2\n")
+    assert "give: --text COLUMN [--pair COLUMN] [--label COLUMN];" in messages(capsys, 3, "predict", folder, path)
+
+
 def test_texts_that_were_cut_are_counted(tmp_path, capsys):
     folder = saved(ready("single")[0], tmp_path / "model", max_length=8)
     long = "the red cat " * 9

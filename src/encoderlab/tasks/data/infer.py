@@ -433,11 +433,14 @@ def _texts(file: _InferredFile) -> _Inferred:
     if not columns:
         raise DataError(f"{path}: has no rows with columns; give a table with a header, or JSON records")
     if text is None and len(columns) == 1:
-        raise DataError(f"{path}: has one column, {columns[0]!r}; give a table with a text and a label in every row")
+        raise DataError(
+            f"{path}: has one column, {columns[0]!r}; give a table with a text and a label in every row, or, for texts "
+            "to predict, --text COLUMN (0 without a header)"
+        )
     if text is None:
         raise DataError(
             f"{path}: which of the columns {', '.join(map(repr, columns[:12]))} is the text? give: "
-            f"--text COLUMN [--pair COLUMN] --label COLUMN; columns of a file without a header are 0, 1, ..."
+            f"--text COLUMN [--pair COLUMN] [--label COLUMN]; columns of a file without a header are 0, 1, ..."
         )
     for what, name in (("text", text), ("second text", pair)):
         if name is not None and name in labels:
