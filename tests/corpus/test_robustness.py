@@ -298,6 +298,8 @@ def test_another_corpus_or_changed_sources(run, tmp_path):
     bad(tmp_path, "a.txt", TEXT)
     assert run("a.txt")[0] == 0
     before = digests(tmp_path / "out")
+    code, line = run("a.txt", "--shard-index", "0", "--num-shards", "2")
+    assert code == 2 and "out: has a whole corpus, not a part; choose another folder" in line
     assert run("a.txt")[0] == 0
     code, line = run("a.txt", "--vocab-size", "310", "--validation", "0.2")
     assert (

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from encoderlab.corpus.manifest import TOKENIZER
+from encoderlab.corpus.manifest import MANIFEST, TOKENIZER
 from encoderlab.corpus.sealed import SEAL
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import held_folder
@@ -65,7 +65,8 @@ def begun(folder: Path, out: Path, name: str, asked: dict[str, Any]) -> dict[str
         if ours and inside <= RESULTS:
             log.warning("%s: missing; written again", folder / name)
         elif inside or any(item != folder for item in out.iterdir()):
-            raise ConfigError(f"{out}: not empty, and has no corpus; choose another folder, or delete it") from None
+            content = "has a whole corpus, not a part" if (out / MANIFEST).exists() else "not empty, and has no corpus"
+            raise ConfigError(f"{out}: {content}; choose another folder, or delete it") from None
     folder.mkdir(exist_ok=True)
     write_record(folder / name, asked)
     return asked
