@@ -299,6 +299,7 @@ def test_tables(tmp_path, name, content, field, expected):
         ("a.csv", "text\nfine\nHello, world\n", "line 3 has 2 columns, the header has 1"),
         ("a.csv", "text,label\nHello, world,1\n", "line 2 has 3 columns, the header has 2"),
         ("a.tsv", "label\ttext\n1\ta\tb\n", "line 2 has 3 columns, the header has 2"),
+        ("a.csv", "id,text,label\nline of a text,y\n", "line 2 has 2 columns, the header has 3"),
         ("a.csv", "label,text\n1\n", r"line 2 has 1 columns, the text is in column 1 \(from 0\)"),
     ],
 )

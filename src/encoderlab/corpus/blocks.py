@@ -10,7 +10,6 @@ from __future__ import annotations
 import bisect
 import itertools
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -225,20 +224,21 @@ def _record_blocks(source: Source, start: Position, stop: int | None) -> Iterato
 def _table_texts(source: Source) -> Iterator[tuple[int, str | dict[str, str]]]:
     """The line and the text of each row, or its problem."""
     rows = table_rows(source)
-    column, width = source.field or 0, sys.maxsize  # of a row, where a header says so
+    column, width = source.field or 0, 0  # of a row, where a header says so
     if isinstance(column, str):
         header = next((row.cells for row in rows if row.cells), [])
         named = [readable_name(name) for name in header]
         column, width = named.index(only_column(column, named, source)), len(header)
     for line, cells, problem in rows:
-        cut = any(cells[width:])  # by a separator in the text
+        is_cut = len(cells) < width or width and any(cells[width:])  # by a line end or a separator in the text
         if problem:
             yield line, {"problem": f"line {line}: {problem}"}
-        elif len(cells) > column and not cut:
-            yield line, cells[column]
+        elif len(cells) <= column:
+            yield line, {"problem": f"line {line} has {len(cells)} columns, the text is in column {column} (from 0)"}
+        elif is_cut:
+            yield line, {"problem": f"line {line} has {len(cells)} columns, the header has {width}"}
         else:
-            expected = f"the header has {width}" if cut else f"the text is in column {column} (from 0)"
-            yield line, {"problem": f"line {line} has {len(cells)} columns, {expected}"}
+            yield line, cells[column]
 
 
 def _parquet_texts(source: Source, start: int, stop: int | None) -> Iterator[tuple[int, Any]]:
