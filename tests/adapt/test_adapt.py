@@ -17,6 +17,7 @@ from encoderlab.adapt import run as stages
 from encoderlab.adapt import text as texts
 from encoderlab.adapt.recipe import published, recipe_of
 from encoderlab.corpus.tokenizer import Tokenizer
+from encoderlab.deploy.sentence_transformers import TextVectors, vectors_of
 from encoderlab.errors import ConfigError
 from encoderlab.files import sha256
 from encoderlab.interchange import huggingface, places
@@ -27,6 +28,7 @@ from encoderlab.models.base import resized
 from encoderlab.train.checks import check
 from tests.hub import hub_of_this_process
 from tests.interchange.tiny_models import CONFIGS, same_weights
+from tests.tasks.tiny import write_vector_settings
 from tests.terminal import answer, messages
 
 WORDS = "river stone water light morning house tree bird road wind garden letter table window silver winter".split()
@@ -56,6 +58,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     letters = [" ".join(sorted(set("".join(LAW)))), *LAW[:1]]
     tokenizer = Tokenizer.train("wordpiece", [*general, *letters * 3], 110)
     build("bert-tiny", tokenizer=tokenizer, **TINY).save(folder / "model")
+    write_vector_settings(folder / "model")
     rows = "".join(f"the {LAW[i % 2]} of {WORDS[i % 7]} {i},{LAW[i % 2]}\n" for i in range(60))
     (folder / "task.csv").write_text("text,label\n" + rows)
     (folder / "pairs.txt").write_text("the court of the house\nthe of house court the\n")
@@ -90,6 +93,7 @@ def test_the_whole_road_and_again(place: Path, tmp_path: Path, capsys, monkeypat
     page = (tmp_path / "a" / "report.html").read_text()
     assert re.search(r"Domain: (no clear change|[\d.]+% (fewer|more) )", page)
     assert load(tmp_path / "a").tokenizer.id(found["vocabulary"]["words"][0]) is not None
+    assert vectors_of(tmp_path / "a/model") == vectors_of(place / "model") != TextVectors()
 
     begun = [path.stat().st_mtime_ns for path in sorted((tmp_path / "a" / "stages").iterdir())]
     again, said = answer(capsys, *words_of(place, tmp_path / "a", *more))
@@ -98,10 +102,10 @@ def test_the_whole_road_and_again(place: Path, tmp_path: Path, capsys, monkeypat
 
     saved = stages.save
 
-    def killed(model, generator, folder):
+    def killed(model, generator, folder, *also):
         if folder.name == "model":
             raise Killed
-        saved(model, generator, folder)
+        saved(model, generator, folder, *also)
 
     monkeypatch.setattr(stages, "save", killed)
     with pytest.raises(Killed):

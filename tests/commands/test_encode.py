@@ -14,6 +14,7 @@ from encoderlab.deploy.sentence_transformers import TextVectors
 from encoderlab.errors import DataError
 from encoderlab.interchange import folder as folders
 from tests.tasks.tiny import model as tiny
+from tests.tasks.tiny import write_vector_settings
 
 
 def test_vectors_written_in_parts_are_one_file(tmp_path: Path) -> None:
@@ -77,21 +78,11 @@ def test_vectors_are_those_of_sentence_transformers(tmp_path: Path, capsys: pyte
     """Pooling, length, prompt and scale of the folder's files; ``--pooling`` replaces the pooling alone."""
     model = tiny("bert-tiny").eval()
     folders.save(model, tmp_path / "model")
-    kind = "sentence_transformers.models."
-    modules = [{"path": p, "type": kind + t} for p, t in (("", "Transformer"), ("1_Pooling", "Pooling"))]
-    written = {
-        "modules.json": [*modules, {"path": "2_Normalize", "type": kind + "Normalize"}],
-        "1_Pooling/config.json": {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False},
-        "sentence_bert_config.json": {"max_seq_length": 6, "do_lower_case": False},
-        "config_sentence_transformers.json": {"prompts": {"query": "the "}, "default_prompt_name": "query"},
-    }
-    (tmp_path / "model" / "1_Pooling").mkdir()
-    for name, data in written.items():
-        (tmp_path / "model" / name).write_text(json.dumps(data))
+    write_vector_settings(tmp_path / "model")
     texts = ["a cat", "a cat and a dog and a cat and a dog"]
 
-    def vectors(*words: str) -> np.ndarray:
-        assert cli.main(["encode", str(tmp_path / "model"), *texts, *words, "--json"]) == 0
+    def vectors(*words: str, place: Path = tmp_path / "model") -> np.ndarray:
+        assert cli.main(["encode", str(place), *texts, *words, "--json"]) == 0
         return np.array(json.loads(capsys.readouterr().out)["vectors"])
 
     tokenizer = model.tokenizer
@@ -102,5 +93,6 @@ def test_vectors_are_those_of_sentence_transformers(tmp_path: Path, capsys: pyte
                 states = model.encoder(torch.tensor(tokenizer.frame(ids, max_length=6)[0])[None]).last[0]
             wanted = states[0] if pooling == "first" else states.mean(0)
             np.testing.assert_allclose(found, (wanted / wanted.norm()).numpy(), atol=1e-5)
+    np.testing.assert_array_equal(vectors(place=tmp_path), vectors())  # a run with the model in it
     (tmp_path / "model" / "modules.json").unlink()
     assert np.linalg.norm(vectors()[0]) != pytest.approx(1, abs=1e-3)

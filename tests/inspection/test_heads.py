@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from encoderlab.batches.permutation import Targets
+from encoderlab.deploy.sentence_transformers import vectors_of
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.inspection.heads import attentions, check_heads, importance, least_important, losses, without_heads
 from encoderlab.inspection.language import batches_of, objective_of
@@ -39,7 +40,7 @@ from encoderlab.tasks.forms.table import FORMS
 from encoderlab.tasks.runs.predict import Predictor
 from tests.objectives.conftest import VOCAB, make_rows
 from tests.objectives.small import build, reading_the_token_before, small
-from tests.tasks.tiny import WORDS
+from tests.tasks.tiny import WORDS, write_vector_settings
 from tests.tasks.tiny import model as tiny
 from tests.terminal import answer, messages
 
@@ -290,12 +291,14 @@ def test_the_verb_prunes_what_was_pretrained_and_what_was_fine_tuned(tmp_path: P
     lines = ["the red cat sat on the mat and the big dog runs in rome .", "ann and bob sleeps very well ?"]
     (tmp_path / "text.txt").write_text("\n".join(lines * 60) + "\n")
     tiny().save(tmp_path / "lm")
+    write_vector_settings(tmp_path / "lm")
     words = ("prune", tmp_path / "lm", tmp_path / "half", "--heads", 0.5, "--on", tmp_path / "text.txt")
     found, _ = answer(capsys, *words)
     assert found["heads"] == {"before": 2, "after": 1} and found["scores"]["before"].keys() == {"loss", "mlm"}
     assert found["scores"]["before"] != found["scores"]["after"]
     assert found["parameters"]["after"] < found["parameters"]["before"]
     assert load(tmp_path / "half").config.encoder.heads == 1
+    assert vectors_of(tmp_path / "half") == vectors_of(tmp_path / "lm")
     assert json.loads((tmp_path / "half/pruning.json").read_text())["removed"] == found["removed"]
     assert "| mlm |" in (tmp_path / "half/pruning.md").read_text()
     assert "choose another folder" in messages(capsys, 2, *words)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import tokenizers
 from tokenizers import normalizers, pre_tokenizers
@@ -57,3 +59,18 @@ def model(size: str = "bert-tiny", *, dropout: float = 0.0, width: int = 64, pos
     if positions:
         config = resized(config, position=replace(config.encoder.position, length=positions))
     return Model(config, text).initialize(1)
+
+
+def write_vector_settings(folder: Path) -> None:
+    """Write sentence-transformers' files into a model's folder: the first token of six, scaled, after a prompt."""
+    kind = "sentence_transformers.models."
+    modules = [{"path": p, "type": kind + t} for p, t in (("", "Transformer"), ("1_Pooling", "Pooling"))]
+    written = {
+        "modules.json": [*modules, {"path": "2_Normalize", "type": kind + "Normalize"}],
+        "1_Pooling/config.json": {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False},
+        "sentence_bert_config.json": {"max_seq_length": 6, "do_lower_case": False},
+        "config_sentence_transformers.json": {"prompts": {"query": "the "}, "default_prompt_name": "query"},
+    }
+    (folder / "1_Pooling").mkdir()
+    for name, data in written.items():
+        (folder / name).write_text(json.dumps(data))

@@ -22,7 +22,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +47,8 @@ from encoderlab.files import read_json, sha256, write_json
 from encoderlab.inference import tokenizer_of
 from encoderlab.interchange import checksums
 from encoderlab.interchange import folder as folders
-from encoderlab.interchange.load import load_pair
-from encoderlab.interchange.places import commits, pin
+from encoderlab.interchange.load import load_pair, model_folder
+from encoderlab.interchange.places import commits, pin, resolve
 from encoderlab.measure.pairs.reading import find
 from encoderlab.measure.runs import read_run
 from encoderlab.messages import Progress, Say
@@ -122,12 +122,16 @@ class AdaptationPlan(Bounded):
 class Adaptation:
     """An adaptation in the folder ``out``; all checks are made when it is created.
 
+    ``copy_settings`` copies what a model folder says of the vectors of texts into another one.
+
     Raises:
         ConfigError, DataError: the model, its vocabulary, the text or the folder do not fit together.
     """
 
-    def __init__(self, plan: AdaptationPlan, out: Path, say: Say, progress: Progress) -> None:
-        self.out, self.say, self.progress = out, say, progress
+    def __init__(
+        self, plan: AdaptationPlan, out: Path, say: Say, progress: Progress, copy_settings: Callable[[Path, Path], None]
+    ) -> None:
+        self.out, self.say, self.progress, self.copy_settings = out, say, progress, copy_settings
         self.plan = plan = self._claim(plan)
         self.origin = digest(to_dict(plan))  # of everything made from here on
         self.place = self._given()
@@ -325,7 +329,7 @@ class Adaptation:
         plan = self.plan
         write_record(self.out / PLAN, {"plan": to_dict(plan), "models": commits()})
         if not whole(self.out / "given"):
-            save(self.model, self.generator, self.out / "given")
+            save(self.model, self.generator, self.out / "given", self._settings_of(self.place))
         texts = [self._place(f"{kind}{part}") for kind in self.texts for part in ("", "-held-out")]
         record: dict[str, Any] = {"text": self.stage("text", self._split, *texts)}
         self.written = True
@@ -491,7 +495,12 @@ class Adaptation:
         models = models_at(outcome.best or outcome.checkpoint)
         if folder.exists():
             put_aside(folder)
-        save(models.get("model") or models["discriminator"], models.get("generator"), folder)
+        settings = self._settings_of(self.out / "given")
+        save(models.get("model") or models["discriminator"], models.get("generator"), folder, settings)
+
+    def _settings_of(self, place: str | Path) -> Callable[[Path], None]:
+        """A function that copies the settings of the vectors of the model at ``place`` into a folder."""
+        return partial(self.copy_settings, model_folder(resolve(place)))
 
     def measure(self, when: str, models: Callable[[], tuple[Model, Model | None]]) -> dict[str, Any]:
         """All measures of the model before or after."""
@@ -529,14 +538,16 @@ class Adaptation:
         return found
 
 
-def save(model: Model, generator: Model | None, folder: Path) -> None:
-    """Write a model, or a discriminator with its generator, as :func:`load_pair` reads it."""
+def save(model: Model, generator: Model | None, folder: Path, also: Callable[[Path], None] | None = None) -> None:
+    """Write a model, or a discriminator with its generator, as :func:`load_pair` reads it; ``also`` writes further
+    files next to the model.
+    """
     if generator is None:
-        folders.save(model, folder)
+        folders.save(model, folder, also=also)
         return
     generator.tokenizer = generator.tokenizer or model.tokenizer
     folders.save(generator, folder / "generator")
-    folders.save(model, folder / "discriminator")
+    folders.save(model, folder / "discriminator", also=also)
 
 
 def whole(folder: Path) -> bool:

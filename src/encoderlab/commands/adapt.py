@@ -67,6 +67,7 @@ def adapt(
     from encoderlab.adapt.page import MEASURES, page, verdict
     from encoderlab.adapt.run import Adaptation, AdaptationPlan
     from encoderlab.config import flatten
+    from encoderlab.deploy.sentence_transformers import copy_settings
 
     if not text:
         raise ConfigError("no text to adapt to; give files or folders")
@@ -91,7 +92,7 @@ def adapt(
         fields=fields,
     )
     with held_folder(out), terminal.progress("adapt") as progress:
-        result = Adaptation(plan, out, terminal.note, progress).run()
+        result = Adaptation(plan, out, terminal.note, progress, copy_settings).run()
         write_text(out / "report.html", page(result))
     rows = [
         [

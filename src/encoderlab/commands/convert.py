@@ -88,7 +88,8 @@ def convert(
             for part, network in models.items():
                 place = out if len(models) == 1 else out / part
                 place.parent.mkdir(parents=True, exist_ok=True)
-                also = partial(_copy, model if network.task is None else None, task if to == "encoderlab" else None)
+                vectors = network.task is None and part != "generator"
+                also = partial(_copy, model if vectors else None, task if to == "encoderlab" else None)
                 if to == "hf":
                     try:
                         notes += huggingface.save(network, place, both_heads=both_heads, also=also)
@@ -112,11 +113,12 @@ def convert(
 def _copy(place: Path | None, task: Path | None, out: Path) -> None:
     """Copy into ``out`` the record of a task, and sentence-transformers' settings in the folder ``place``."""
     from encoderlab.deploy.sentence_transformers import copy_settings
+    from encoderlab.interchange.load import model_folder
 
     if task is not None:
         shutil.copyfile(task, out / task.name)
     if place is not None:
-        copy_settings(place, out)
+        copy_settings(model_folder(place), out)
 
 
 def _read(

@@ -153,8 +153,9 @@ class EncodeFile(ModelWork["tuple[Model, TextVectors]"]):
 def _vectors_of(model: Path, pooling: Pooling | None, say: Say = silent) -> TextVectors:
     """How the model makes vectors; ``say`` is told if sentence-transformers' files say so."""
     from encoderlab.deploy.sentence_transformers import TextVectors, vectors_of
+    from encoderlab.interchange.load import model_folder
 
-    own = vectors_of(best_seed(model, silent))
+    own = vectors_of(model_folder(best_seed(model, silent)))
     vectors = own if pooling is None else replace(own, pooling=pooling)
     if own != TextVectors():
         scaled = ", scaled to length 1" if vectors.normalize else ""
@@ -168,9 +169,10 @@ def _encoder(model: Path, precision: Precision) -> Model:
     """The model, whose tokenizer does what sentence-transformers' files ask for."""
     from encoderlab.deploy.sentence_transformers import check_case
     from encoderlab.inference import tokenizer_of
+    from encoderlab.interchange.load import model_folder
 
     network = _load(model, precision)
-    check_case(best_seed(model, silent), tokenizer_of(network))
+    check_case(model_folder(best_seed(model, silent)), tokenizer_of(network))
     return network
 
 

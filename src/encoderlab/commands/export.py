@@ -81,7 +81,7 @@ def export(
     from encoderlab.deploy.graph import use_of
     from encoderlab.deploy.sentence_transformers import check_case, comparison_of, longest_of, pooling_of, prompts_of
     from encoderlab.inference import limit, tokenizer_of
-    from encoderlab.interchange.load import load
+    from encoderlab.interchange.load import load, model_folder
     from encoderlab.tasks.runs.folder import find_task
 
     check_new(out)
@@ -98,19 +98,20 @@ def export(
     tokenizer, kind = tokenizer_of(network), use_of(network, use)
     settings = ExportSettings(to=tuple(to or ("onnx",)), length=length, tolerance=tolerance)
     if kind == "states":
+        own = model_folder(place)
         if pooling is None or normalize is None:
-            usual, scaled = pooling_of(place)
+            usual, scaled = pooling_of(own)
             pooling, normalize = pooling or usual, scaled if normalize is None else normalize
-        check_case(place, tokenizer)
-        if length is None and (longest := longest_of(place)) is not None:
+        check_case(own, tokenizer)
+        if length is None and (longest := longest_of(own)) is not None:
             length = min(longest, limit(network))
         settings = replace(
             settings,
             pooling=pooling,
             normalize=normalize,
             length=length,
-            prompts=prompts_of(place),
-            comparison=comparison_of(place),
+            prompts=prompts_of(own),
+            comparison=comparison_of(own),
         )
     elif pooling is not None or normalize is not None:
         option = "--normalize" if pooling is None else "--pooling"

@@ -58,10 +58,11 @@ def prune(
     examples
         Number of examples, or of rows of 128 tokens, to read.
     """
+    from encoderlab.deploy.sentence_transformers import copy_settings
     from encoderlab.inspection import pruning
     from encoderlab.inspection.heads import check_heads, least_important, without_heads
     from encoderlab.interchange import folder as folders
-    from encoderlab.interchange.load import load_pair
+    from encoderlab.interchange.load import load_pair, model_folder
     from encoderlab.model import count_parameters
     from encoderlab.tasks.runs.folder import find_task
 
@@ -94,6 +95,8 @@ def prune(
             pruning.write(record, aside)
             if task is not None:
                 shutil.copyfile(task, aside / task.name)
+            if smaller.task is None:
+                copy_settings(model_folder(place), aside)
 
         folders.save(smaller.cpu(), out, also=fill)
     rows = [[name, f"{value:.4f}", f"{after[name]:.4f}"] for name, value in before.items()]

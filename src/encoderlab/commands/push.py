@@ -69,8 +69,9 @@ def _copy(place: Path, vectors: bool, out: Path) -> None:
     """Copy into ``out`` the card that a user wrote, and of a model of ``vectors`` sentence-transformers' settings."""
     from encoderlab.deploy.sentence_transformers import copy_settings
     from encoderlab.interchange.folder import CARD, own_card
+    from encoderlab.interchange.load import model_folder
 
     if (card := own_card(place)) is not None:
         (out / CARD).write_bytes(card)
     if vectors:
-        copy_settings(place, out)
+        copy_settings(model_folder(place), out)

@@ -19,7 +19,7 @@ from encoderlab.errors import ConfigError
 from encoderlab.inference import Pooling, Precision, limit, placed, reading_apart, tokenizer_of
 from encoderlab.interchange.finetuned import best_seed
 from encoderlab.interchange.hub import PICKLES
-from encoderlab.interchange.load import load
+from encoderlab.interchange.load import load, model_folder
 from encoderlab.messages import silent
 from encoderlab.model import Model
 from encoderlab.nn import kernels
@@ -88,17 +88,18 @@ class Service:
         check_own_head(place)
         model = placed(reading_apart(load(place)), precision)
         predictor = None if model.task is None else predictor_with(model, place)
-        pooling, normalize = pooling_of(place)
+        own = model_folder(place)
+        pooling, normalize = pooling_of(own)
         if predictor is None:
-            check_case(place, tokenizer_of(model))
+            check_case(own, tokenizer_of(model))
         return cls(
             model,
             predictor,
             name=name or folder.resolve().name,
             pooling=pooling,
             normalize=normalize,
-            longest=longest_of(place) if predictor is None else None,
-            prompts=prompts_of(place) if predictor is None else None,
+            longest=longest_of(own) if predictor is None else None,
+            prompts=prompts_of(own) if predictor is None else None,
         )
 
     @property
