@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -148,6 +149,23 @@ def test_a_folder_is_served_as_what_it_is(family: str, use: str, tmp_path: Path)
         with serving(service) as asked:
             # transformers has no place for the mask decoder: then it is the folder that says what is right.
             CHECKS[use](asked, model if folder.name == "ours" else load(folder).eval())
+
+
+def test_a_reranker_reads_as_much_as_its_files_say(tmp_path: Path) -> None:
+    """Also after a conversion."""
+    huggingface.save(headed("bert-tiny", "regression"), tmp_path / "theirs")
+    (tmp_path / "theirs" / "SHA256SUMS").unlink()
+    file = tmp_path / "theirs" / "tokenizer_config.json"
+    for length, longest in ((16, 16), (10**30, 512), (9999, 512)):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"model_max_length": length}))
+        assert Service.of(tmp_path / "theirs").longest == longest
+        for to in ("encoderlab", "hf"):
+            out = tmp_path / f"{to}-{longest}-{length}"
+            assert main(["convert", str(tmp_path / "theirs"), str(out), "--to", to]) == 0
+            assert Service.of(out).longest == longest
+    (tmp_path / "theirs" / "sentence_bert_config.json").write_text('{"max_seq_length": 20}')
+    assert Service.of(tmp_path / "theirs").longest == 20
+    assert predictor_of(tmp_path / "theirs").form.settings.max_length == 20
 
 
 def test_runs_are_served(tmp_path: Path) -> None:

@@ -88,8 +88,8 @@ def convert(
             for part, network in models.items():
                 place = out if len(models) == 1 else out / part
                 place.parent.mkdir(parents=True, exist_ok=True)
-                vectors = network.task is None and part != "generator"
-                also = partial(_copy, model if vectors else None, task if to == "encoderlab" else None)
+                settings = None if part == "generator" else model
+                also = partial(_copy, settings, network.task is None, task if to == "encoderlab" else None)
                 if to == "hf":
                     try:
                         notes += huggingface.save(network, place, both_heads=both_heads, also=also)
@@ -110,15 +110,18 @@ def convert(
     return {"to": to, "written": written, "notes": list(dict.fromkeys(notes))}
 
 
-def _copy(place: Path | None, task: Path | None, out: Path) -> None:
-    """Copy into ``out`` the record of a task, and sentence-transformers' settings in the folder ``place``."""
+def _copy(place: Path | None, vectors: bool, task: Path | None, out: Path) -> None:
+    """Copy into ``out`` the record of a task, and from the folder ``place`` sentence-transformers' settings of
+    ``vectors``, or else the longest text.
+    """
     from encoderlab.deploy.sentence_transformers import copy_settings
+    from encoderlab.interchange import lengths
     from encoderlab.interchange.load import model_folder
 
     if task is not None:
         shutil.copyfile(task, out / task.name)
     if place is not None:
-        copy_settings(model_folder(place), out)
+        (copy_settings if vectors else lengths.copy)(model_folder(place), out)
 
 
 def _read(

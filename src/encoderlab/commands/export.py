@@ -81,6 +81,7 @@ def export(
     from encoderlab.deploy.graph import use_of
     from encoderlab.deploy.sentence_transformers import check_case, comparison_of, longest_of, pooling_of, prompts_of
     from encoderlab.inference import limit, tokenizer_of
+    from encoderlab.interchange import lengths
     from encoderlab.interchange.load import load, model_folder
     from encoderlab.tasks.runs.folder import find_task
 
@@ -97,8 +98,8 @@ def export(
     network = load(place)
     tokenizer, kind = tokenizer_of(network), use_of(network, use)
     settings = ExportSettings(to=tuple(to or ("onnx",)), length=length, tolerance=tolerance)
+    own, task = model_folder(place), find_task(place) if kind not in ("states", "fill-mask") else None
     if kind == "states":
-        own = model_folder(place)
         if pooling is None or normalize is None:
             usual, scaled = pooling_of(own)
             pooling, normalize = pooling or usual, scaled if normalize is None else normalize
@@ -116,7 +117,8 @@ def export(
     elif pooling is not None or normalize is not None:
         option = "--normalize" if pooling is None else "--pooling"
         raise ConfigError(f"{option} is for vectors of texts, not for --as {kind}; leave it out, or give --as states")
-    task = find_task(place) if kind not in ("states", "fill-mask") else None
+    elif length is None and kind != "fill-mask" and task is None and (longest := lengths.stated(own)) is not None:
+        settings = replace(settings, length=min(longest, limit(network)))
     with held_folder(out):
         texts = None if check is None else texts_of(check, place, kind, settings.pooling)
         record = write(network, kind, out, settings, task=task, check_int8=texts, say=terminal.note)

@@ -62,6 +62,7 @@ def prune(
     from encoderlab.inspection import pruning
     from encoderlab.inspection.heads import check_heads, least_important, without_heads
     from encoderlab.interchange import folder as folders
+    from encoderlab.interchange import lengths
     from encoderlab.interchange.load import load_pair, model_folder
     from encoderlab.model import count_parameters
     from encoderlab.tasks.runs.folder import find_task
@@ -95,8 +96,7 @@ def prune(
             pruning.write(record, aside)
             if task is not None:
                 shutil.copyfile(task, aside / task.name)
-            if smaller.task is None:
-                copy_settings(model_folder(place), aside)
+            (copy_settings if smaller.task is None else lengths.copy)(model_folder(place), aside)
 
         folders.save(smaller.cpu(), out, also=fill)
     rows = [[name, f"{value:.4f}", f"{after[name]:.4f}"] for name, value in before.items()]

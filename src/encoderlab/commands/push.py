@@ -66,12 +66,14 @@ def push(model: Path, name: str, /, *, private: bool = False) -> dict[str, Any]:
 
 
 def _copy(place: Path, vectors: bool, out: Path) -> None:
-    """Copy into ``out`` the card that a user wrote, and of a model of ``vectors`` sentence-transformers' settings."""
+    """Copy into ``out`` the card that a user wrote, and of a model of ``vectors`` sentence-transformers' settings; of
+    another one the longest text.
+    """
     from encoderlab.deploy.sentence_transformers import copy_settings
+    from encoderlab.interchange import lengths
     from encoderlab.interchange.folder import CARD, own_card
     from encoderlab.interchange.load import model_folder
 
     if (card := own_card(place)) is not None:
         (out / CARD).write_bytes(card)
-    if vectors:
-        copy_settings(model_folder(place), out)
+    (copy_settings if vectors else lengths.copy)(model_folder(place), out)

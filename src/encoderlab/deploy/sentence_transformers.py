@@ -14,12 +14,10 @@ from encoderlab.deploy.serve.texts import Refused
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import read_json
 from encoderlab.inference import Pooling
-from encoderlab.interchange import checksums
+from encoderlab.interchange import checksums, lengths
 from encoderlab.interchange.folder import write_fields
 
 MODULES, GENERAL = "modules.json", "config_sentence_transformers.json"
-TOKENIZER = "tokenizer_config.json"
-ENDLESS = 10**9  # tokens; transformers writes 1e30 where a tokenizer has no longest text
 RESTORE = "restore it, or export the model again"
 COMPARISONS = ("cosine", "dot", "euclidean", "manhattan")
 
@@ -144,7 +142,7 @@ def copy_settings(folder: Path, out: Path) -> None:
         if (folder / name).is_file():
             (out / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(folder / name, out / name)
-    path, longest = _length_file(folder), longest_of(folder)
+    path, longest = lengths.sentences_file(folder), longest_of(folder)
     fields = {} if path is None else read_json(path, RESTORE)
     if fields or longest is not None:  # the tokenizer's file is written again
         name = "sentence_bert_config.json" if path is None else path.name
@@ -192,16 +190,7 @@ def longest_of(folder: Path) -> int | None:
     Raises:
         DataError: one of them is damaged.
     """
-    path, name = _length_file(folder), "max_seq_length"
-    longest = None if path is None else read_json(path, RESTORE).get(name)
-    if longest is None and (folder / MODULES).is_file() and (folder / TOKENIZER).is_file():
-        path, name = folder / TOKENIZER, "model_max_length"
-        longest = read_json(path, RESTORE).get(name)
-        if isinstance(longest, (int, float)) and longest > ENDLESS:
-            return None
-    if longest is not None and (type(longest) is not int or longest < 2):
-        raise DataError(f"{path}: {name} {longest!r}, expected a number of tokens from 2; correct it")
-    return longest
+    return lengths.stated(folder) if (folder / MODULES).is_file() else lengths.of_sentences(folder)
 
 
 def check_case(folder: Path, tokenizer: Tokenizer) -> None:
@@ -210,7 +199,7 @@ def check_case(folder: Path, tokenizer: Tokenizer) -> None:
     Raises:
         ConfigError: they do.
     """
-    path = _length_file(folder)
+    path = lengths.sentences_file(folder)
     if path is None or not read_json(path, RESTORE).get("do_lower_case"):
         return
     if list(tokenizer.encode("The").ids) != list(tokenizer.encode("the").ids):
@@ -218,8 +207,3 @@ def check_case(folder: Path, tokenizer: Tokenizer) -> None:
             f"{path}: do_lower_case is not implemented for a tokenizer that distinguishes case; set it to false, "
             "and send texts in lower case"
         )
-
-
-def _length_file(folder: Path) -> Path | None:
-    """The file with the longest text, which is named after a family in old folders."""
-    return min(folder.glob("sentence_*_config.json"), default=None)

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.inference import Precision, placed, usual_device
+from encoderlab.interchange import lengths
 from encoderlab.interchange.finetuned import best_seed
-from encoderlab.interchange.load import load
+from encoderlab.interchange.load import load, model_folder
 from encoderlab.messages import Say, silent
 from encoderlab.model import Model
 from encoderlab.records.opening import COLUMNAR
@@ -26,14 +27,14 @@ from encoderlab.tasks.forms.base import Predictions
 from encoderlab.tasks.forms.features import HEAD_FILE
 from encoderlab.tasks.forms.table import FORMS
 from encoderlab.tasks.runs.folder import layouts_of, read_task
-from encoderlab.tasks.runs.predict import Predictor, task_of_model
+from encoderlab.tasks.runs.predict import Predictor, default_settings, task_of_model
 
 
 def predictor_of(folder: Path, say: Say = silent, precision: Precision = "fp32") -> Predictor:
     """A fine-tuned model, on the GPU if there is one, with its task.
 
-    A folder without ``task.json`` (for example from ``transformers``) has only a form and labels; its task has no
-    layouts.
+    A folder without ``task.json`` (for example from ``transformers``) has only a form, labels and, in the files of its
+    tokenizer or of sentence-transformers, the longest text; its task has no layouts.
 
     Raises:
         ConfigError: the folder has a head on a frozen encoder's features.
@@ -60,7 +61,9 @@ def predictor_with(model: Model, folder: Path) -> Predictor:
     model, trained = model.to(usual_device()), read_task(folder)
     task = replace(task_of_model(model, f"{folder}:"), layouts=())
     if trained is None:
-        return Predictor.of(model, task)
+        settings = default_settings(model, task)
+        longest = lengths.stated(model_folder(folder)) or settings.max_length
+        return Predictor.of(model, task, replace(settings, max_length=min(settings.max_length, longest)))
     # A user's file may have a benchmark's name, and other columns.
     known = suites.TASKS.get(trained.name) if trained.benchmark else None
     task = known or replace(task, form=trained.form, layouts=layouts_of(trained.layouts))
