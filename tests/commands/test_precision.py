@@ -22,6 +22,7 @@ from encoderlab.nn import int8  # noqa: E402
 from encoderlab.nn.int8 import Int8Weight  # noqa: E402
 from tests.deploy.test_export import LABELS, small  # noqa: E402
 from tests.deploy.test_int8 import texts  # noqa: E402
+from tests.tasks.tiny import write_vector_settings  # noqa: E402
 
 
 @pytest.fixture
@@ -55,6 +56,25 @@ def test_vectors_of_one_file_and_of_many(folder: Path, capsys: pytest.CaptureFix
     assert (folder / "out" / "a.txt.npy").read_bytes() == (folder / "int8.npy").read_bytes()
     assert main(many) != 0  # the folder holds vectors of another precision
     assert (folder / "out" / "a.txt.npy").read_bytes() == (folder / "int8.npy").read_bytes()
+
+
+def test_int8_is_judged_on_texts_as_they_are_read(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the prompt and the longest text of sentence-transformers' files."""
+    write_vector_settings(folder / "model")
+    lines = (folder / "texts.txt").read_text().splitlines()
+
+    def agreement(name: str, lines: list[str]) -> float:
+        (folder / name).write_text("\n".join(lines) + "\n")
+        words = ["encode", str(folder / "model"), "a", "--precision", "int8", "--check", str(folder / name), "--json"]
+        assert main(words) == 0
+        return float(json.loads(capsys.readouterr().out.splitlines()[-1])["int8"]["agreement"])
+
+    found = agreement("texts.txt", lines)
+    assert agreement("long.txt", [f"{line} and so on" for line in lines if len(line.split()) > 6]) == agreement(
+        "longer.txt", [f"{line} and on" for line in lines if len(line.split()) > 6]
+    )
+    (folder / "model" / "config_sentence_transformers.json").unlink()
+    assert agreement("with.txt", [f"the {line}" for line in lines]) == found != agreement("without.txt", lines)
 
 
 def test_answers_of_a_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -113,14 +113,14 @@ def encode(
         work = EncodeFile(model=model, pooling=pooling, precision=precision)
 
         def judged() -> dict[str, Any]:
-            return judge(model, check, precision, pooling=_vectors_of(model, pooling, note).pooling)
+            return judge(model, check, precision, vectors=_vectors_of(model, pooling, note))
 
         return for_each_file(work, file, out, where, judge=judged)
     if where.several:
         raise ConfigError("--workers, --on and the like are for several files or a folder; leave them out")
     with output(out, "vectors", *(file or ())):
         vectors = _vectors_of(model, pooling, note)
-        verdict = judge(model, check, precision, pooling=vectors.pooling)
+        verdict = judge(model, check, precision, vectors=vectors)
         return _encode(model, texts, file[0] if file else None, out, vectors, precision) | verdict
 
 

@@ -18,7 +18,7 @@ from encoderlab.tasks.data.records import RECORDS, lines, suffix
 if TYPE_CHECKING:
     from encoderlab.deploy.export.fidelity import Check
     from encoderlab.deploy.graph import Graph, Use
-    from encoderlab.inference import Pooling
+    from encoderlab.deploy.sentence_transformers import TextVectors
 
 
 def export(
@@ -79,7 +79,14 @@ def export(
     from encoderlab.deploy.export.folder import export as write
     from encoderlab.deploy.export.trace import require
     from encoderlab.deploy.graph import use_of
-    from encoderlab.deploy.sentence_transformers import check_case, comparison_of, longest_of, pooling_of, prompts_of
+    from encoderlab.deploy.sentence_transformers import (
+        TextVectors,
+        check_case,
+        comparison_of,
+        longest_of,
+        pooling_of,
+        prompts_of,
+    )
     from encoderlab.inference import limit, tokenizer_of
     from encoderlab.interchange import lengths
     from encoderlab.interchange.load import load, model_folder
@@ -119,8 +126,9 @@ def export(
         raise ConfigError(f"{option} is for vectors of texts, not for --as {kind}; leave it out, or give --as states")
     elif length is None and kind != "fill-mask" and task is None and (longest := lengths.stated(own)) is not None:
         settings = replace(settings, length=min(longest, limit(network)))
+    vectors = TextVectors(pooling=settings.pooling, prompt=settings.prompts.before(None))
     with held_folder(out):
-        texts = None if check is None else texts_of(check, place, kind, settings.pooling)
+        texts = None if check is None else texts_of(check, place, kind, vectors)
         record = write(network, kind, out, settings, task=task, check_int8=texts, say=terminal.note)
     for text in record["notes"]:
         terminal.note(f"note: {text}")
@@ -134,8 +142,9 @@ def export(
     return shown
 
 
-def texts_of(file: Path, place: Path, use: Use, pooling: Pooling) -> Callable[[Graph, int], Check]:
-    """A function that reads the texts of a file for the exported graph; texts of a task are read at once.
+def texts_of(file: Path, place: Path, use: Use, vectors: TextVectors) -> Callable[[Graph, int], Check]:
+    """A function that reads the texts of a file for the exported graph; texts of a task are read at once. ``vectors``
+    are those of the use ``states``.
 
     Raises:
         DataError: the file cannot be read, or has fewer than two texts.
@@ -154,7 +163,7 @@ def texts_of(file: Path, place: Path, use: Use, pooling: Pooling) -> Callable[[G
         texts = [line for _, line in lines(file) if line.strip()]
         _enough(file, len(texts))
         if use == "states":
-            return lambda graph, longest: VectorCheck(graph, texts, longest, pooling)
+            return lambda graph, longest: VectorCheck(graph, texts, longest, vectors.pooling, vectors.prompt)
         return lambda graph, longest: MaskCheck(graph, texts, longest)
     predictor = predictor_of(place, terminal.note)
     own = predictor.form.task

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from encoderlab.commands import terminal
 from encoderlab.commands.export import texts_of
 from encoderlab.errors import ConfigError
 from encoderlab.interchange.finetuned import best_seed
 
+if TYPE_CHECKING:
+    from encoderlab.deploy.sentence_transformers import TextVectors
+
 Precision = Literal["fp32", "int8"]
 Pooling = Literal["mean", "first", "last"]
 TOLERANCE = 0.005  # share of the score, or of the agreement, that int8 may lose; as in export
 
 
-def judge(model: Path, file: Path | None, precision: Precision, *, pooling: Pooling | None = None) -> dict[str, Any]:
+def judge(
+    model: Path, file: Path | None, precision: Precision, *, vectors: TextVectors | None = None
+) -> dict[str, Any]:
     """Compare the model in int8 with itself in fp32 on the texts of ``file``, print the result, and return it as
     ``int8``.
 
-    Without a file, nothing is compared. With ``pooling``, vectors of texts are compared, otherwise the answers of the
+    Without a file, nothing is compared. With ``vectors``, those of texts are compared, otherwise the answers of the
     fine-tuned head.
 
     Raises:
@@ -33,14 +38,16 @@ def judge(model: Path, file: Path | None, precision: Precision, *, pooling: Pool
     from encoderlab.deploy.export.check import own
     from encoderlab.deploy.export.int8 import milliseconds, told
     from encoderlab.deploy.graph import Graph, use_of
+    from encoderlab.deploy.sentence_transformers import TextVectors
     from encoderlab.inference import placed
     from encoderlab.interchange.load import load
 
     place = best_seed(model, terminal.note)
     network = load(place)
-    whole = Graph(network, use_of(network, "task" if pooling is None else "states"))
+    whole = Graph(network, use_of(network, "task" if vectors is None else "states"))
     small = Graph(placed(copy.deepcopy(whole.model), precision), whole.use)
-    check = texts_of(file, place, whole.use, pooling or "mean")(whole, whole.longest)
+    how = vectors or TextVectors()
+    check = texts_of(file, place, whole.use, how)(whole, min(how.longest or whole.longest, whole.longest))
     before, after = own(whole), own(small)
     verdict = check.verdict(check.answers(before), check.answers(after))
     size = {name: _bytes(graph) for name, graph in (("fp32", whole), ("int8", small))}

@@ -153,10 +153,10 @@ class _TextCheck(Check):
 
 
 class VectorCheck(_TextCheck):
-    """Vectors of texts: the cosine of each with the original's."""
+    """Vectors of texts: the cosine of each with the original's. ``prompt`` is put before each text."""
 
-    def __init__(self, graph: Graph, texts: Sequence[str], longest: int, pooling: Pooling) -> None:
-        super().__init__(graph, texts, longest)
+    def __init__(self, graph: Graph, texts: Sequence[str], longest: int, pooling: Pooling, prompt: str = "") -> None:
+        super().__init__(graph, [prompt + text for text in texts], longest)
         self.pooling = pooling
 
     def answers(self, run: Run, first: int | None = None) -> np.ndarray:
