@@ -26,3 +26,9 @@ def test_a_model_of_a_task_has_no_lm_head(tmp_path: Path, capsys: pytest.Capture
         assert cli.main(["describe", str(tmp_path / name)]) == 0
         shown = capsys.readouterr().out
         assert ("LM head on 15% of tokens" in shown) == has and "with its heads" in shown and "pretraining" not in shown
+
+
+@pytest.mark.parametrize("verb", ["describe", "pretrain"])
+def test_a_name_next_to_the_list_is_refused(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([verb, "bert-tiny", "--list"]) == 2
+    assert "not 'bert-tiny' alone; leave one of them out" in " ".join(capsys.readouterr().err.split())

@@ -44,6 +44,8 @@ def describe(
     from encoderlab import models
 
     if list_:
+        if name is not None:
+            raise ConfigError(f"--list shows all names, not {name!r} alone; leave one of them out")
         names = [*models.SIZES, *(f"{name}-generator" for name in models.GENERATORS)]
         for family in models.FAMILIES.values():
             terminal.say(f"{family.name}: " + ", ".join(family.sizes))

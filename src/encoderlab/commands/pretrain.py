@@ -85,6 +85,8 @@ def pretrain(
     from encoderlab import recipes
 
     if list_:
+        if name is not None:
+            raise ConfigError(f"--list shows all recipes, not {name!r} alone; leave one of them out")
         return _list()
     if name is None:
         raise ConfigError("no recipe given; give a name, such as bert-mini (--list shows all)")
