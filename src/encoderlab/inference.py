@@ -171,6 +171,16 @@ def limit(model: Model) -> int:
     return min(LONGEST, model.config.encoder.max_length or LONGEST)
 
 
+def first_token(model: Model) -> int:
+    """The token from which a model predicts the first one of a text left to right.
+
+    A left-to-right model was trained on documents that follow each other, so it is the end-of-document token if the
+    tokenizer has one; otherwise, and for a model trained on framed rows, the classification token.
+    """
+    special = tokenizer_of(model).special
+    return special.cls if special.eod is None or not model.config.encoder.causal else special.eod
+
+
 def list_of_texts(texts: Iterable[str], what: str) -> list[str]:
     """``texts`` as a list, from any series or array of strings; ``what`` got them, for messages.
 

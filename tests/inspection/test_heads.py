@@ -40,7 +40,7 @@ from encoderlab.tasks.forms.table import FORMS
 from encoderlab.tasks.runs.predict import Predictor
 from tests.objectives.conftest import VOCAB, make_rows
 from tests.objectives.small import build, reading_the_token_before, small
-from tests.tasks.tiny import WORDS, write_vector_settings
+from tests.tasks.tiny import WORDS, tokenizer, write_vector_settings
 from tests.tasks.tiny import model as tiny
 from tests.terminal import answer, messages
 
@@ -264,6 +264,19 @@ def test_a_model_that_predicts_both_ways_is_measured_both_ways(tmp_path: Path) -
     assert losses(objective, first).keys() == {"loss", "mlm"}  # not lm 0.0
     pairs = Model(replace(tiny("bert-tiny").config, lm=config.lm, pair=True), plain.tokenizer).initialize(0)
     assert isinstance(objective_of(pairs), MLM)  # rows from left to right have no summary of a pair
+
+
+def test_a_left_to_right_model_is_measured_on_rows_as_in_its_training(tmp_path: Path) -> None:
+    """Documents follow each other, each with an end-of-document token, and without tokens around a row."""
+    texts = ["the cat sat on the mat and the dog runs .", "ann and bob sleeps very well ?"] * 40
+    (tmp_path / "texts.txt").write_text("\n".join(texts) + "\n")
+    network = tiny("transformer-xl-tiny")
+    for eod, text in ((None, tokenizer()), (tokenizer("xlnet").special.eod, tokenizer("xlnet"))):
+        model = Model(resized(network.config, vocab=text.vocab_size), text).initialize(0)
+        line = [i for one in texts for i in (*text.encode(one).ids, *([] if eod is None else [eod]))]
+        (batch,) = batches_of(objective_of(model), model, str(tmp_path / "texts.txt"), 5)
+        assert batch.ids.flatten().tolist() == line[: 128 * 5]
+        assert batch.labels["targets"].flatten().tolist() == line[1 : 128 * 5 + 1]
 
 
 @pytest.mark.parametrize("rows", [2, 3, 17, 20, 33])

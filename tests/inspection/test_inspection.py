@@ -51,9 +51,11 @@ def test_attention_is_that_computed_by_hand(family: str) -> None:
     network = model(family).eval()
     (read,) = attention(network, [TEXT])
     ids = torch.tensor([[network.tokenizer.id(token) for token in read.tokens]])
-    spans = network.tokenizer.spans(len(network.tokenizer.encode(TEXT)), max_length=64)
-    _, segments = network.tokenizer.frame(network.tokenizer.encode(TEXT).ids, max_length=64)
-    assert (read.words >= 0).sum() == spans.a
+    text = network.tokenizer.encode(TEXT).ids
+    framed, segments = network.tokenizer.frame(text, max_length=64)
+    if network.config.encoder.causal:  # was trained without tokens around a text
+        framed, segments = [network.tokenizer.special.cls, *text], np.zeros(len(text) + 1)
+    assert ids[0].tolist() == list(framed) and (read.words >= 0).sum() == len(text)
     with torch.no_grad():
         states = network.encoder(ids, segments=torch.as_tensor(np.asarray(segments, np.int64))[None])
         heads = network.config.encoder.attention_heads

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from encoderlab.corpus.tokenizer import Encoding
 from encoderlab.errors import ConfigError
-from encoderlab.inference import evaluating, limit, list_of_texts, reading_apart, tokenizer_of
+from encoderlab.inference import evaluating, first_token, limit, list_of_texts, reading_apart, tokenizer_of
 from encoderlab.nn.positions import RelativeShift
 
 if TYPE_CHECKING:
@@ -73,11 +73,10 @@ def each_attention(model: Model, texts: Sequence[str], *, memory: int = 0) -> It
         encoding = tokenizer.encode(text)
         if not len(encoding):
             raise ConfigError(f"text {number + 1} has no token; give a text with words")
-        spans = tokenizer.spans(len(encoding), max_length=longest + memory)
-        cut += len(encoding) > spans.a
-        ids, segments = tokenizer.frame(encoding.ids[: spans.a], max_length=longest + memory)
+        ids, segments, own = _read(model, encoding, longest + memory)
+        cut += len(encoding) > own.stop - own.start
         words = np.full(len(ids), NO_WORD)
-        words[spans.a_start : spans.a_start + spans.a] = _words(text, encoding)[: spans.a]
+        words[own] = _words(text, encoding)[: own.stop - own.start]
         if memory >= len(ids):
             raise ConfigError(
                 f"memory of {memory} tokens takes all of text {number + 1} ({len(ids)}); give a longer text"
@@ -89,6 +88,20 @@ def each_attention(model: Model, texts: Sequence[str], *, memory: int = 0) -> It
         yield Attended(tokens=tuple(tokenizer.token(int(i)) for i in ids), words=words, memory=memory, layers=layers)
     if cut:
         log.warning("%d of %d texts are longer than %d tokens: only their beginning is used", cut, len(texts), longest)
+
+
+def _read(model: Model, encoding: Encoding, longest: int) -> tuple[np.ndarray, np.ndarray, slice]:
+    """Ids and segments of a text as the model was trained to read it, and the place of its tokens.
+
+    A left-to-right model without a fine-tuned head knows no special tokens around a text, but the one before it.
+    """
+    tokenizer = tokenizer_of(model)
+    if model.config.encoder.causal and model.task is None:
+        ids = np.append(first_token(model), encoding.ids[: longest - 1]).astype(np.int64)
+        return ids, np.zeros(len(ids), np.int8), slice(1, len(ids))
+    spans = tokenizer.spans(len(encoding), max_length=longest)
+    ids, segments = tokenizer.frame(encoding.ids[: spans.a], max_length=longest)
+    return ids, segments, slice(spans.a_start, spans.a_start + spans.a)
 
 
 def _words(text: str, encoding: Encoding) -> np.ndarray:

@@ -67,7 +67,8 @@ def batches_of(objective: Objective, model: Model, source: str, count: int) -> l
         DataError: there is no such file, or its text is too short for two rows.
     """
     tokenizer, device = tokenizer_of(model), next(model.parameters()).device
-    rows = list(islice(_rows(_texts(tokenizer, source), tokenizer, _length(model)), count))
+    rows_of = _windows if model.config.encoder.causal else _rows
+    rows = list(islice(rows_of(_texts(tokenizer, source), tokenizer, _length(model)), count))
     if len(rows) < 2:
         raise DataError(f"{source:.60}: has {len(rows)} rows of {_length(model)} tokens, expected 2; give more text")
     starts = range(0, len(rows), ROWS)
@@ -121,3 +122,27 @@ def _rows(texts: Iterator[tuple[np.ndarray, np.ndarray]], tokenizer: Tokenizer, 
                 number=number,
             )
             ids, opens, number = ids[room:], opens[room:], number + 1
+
+
+def _windows(texts: Iterator[tuple[np.ndarray, np.ndarray]], tokenizer: Tokenizer, length: int) -> Iterator[Row]:
+    """All texts one after the other, each followed by the end-of-document token if there is one, cut as in the training
+    of left-to-right models: into rows of ``length`` tokens and the next one, which is only a target.
+    """
+    eod = tokenizer.special.eod
+    end = np.array([] if eod is None else [eod], np.int64)
+    ids, opens = np.zeros(0, np.int64), np.zeros(0, bool)
+    number = 0
+    for more, starts in texts:
+        ids, opens = np.concatenate([ids, more, end]), np.concatenate([opens, starts, end >= 0])
+        while len(ids) > length:
+            yield Row(
+                ids=ids[: length + 1],
+                doc=np.zeros(length + 1, np.int32),
+                segments=np.zeros(length + 1, np.int8),
+                word_starts=opens[: length + 1],
+                special=np.zeros(length + 1, bool),
+                labels={},
+                key=(0, 0, number),
+                number=number,
+            )
+            ids, opens, number = ids[length:], opens[length:], number + 1

@@ -33,6 +33,7 @@ from encoderlab.inference import (
     batches,
     evaluating,
     fills_masks,
+    first_token,
     reading_apart,
     states_at_masks,
     tokenizer_of,
@@ -194,8 +195,7 @@ class Masked(_OnFramedRows):
 class LeftToRight:
     """Sums of log probabilities of the next token.
 
-    The first token is predicted from the token before a text in training: the end-of-document token if the tokenizer
-    has one, else the classification token.
+    The first token is predicted from the token before a text in training (:func:`encoderlab.inference.first_token`).
     """
 
     measures: tuple[Measure, ...] = ("log_probability",)
@@ -203,9 +203,7 @@ class LeftToRight:
     def __init__(self, model: Model) -> None:
         self.model = model
         self.tokenizer = tokenizer_of(model)
-        special = self.tokenizer.special
-        masked = not model.config.encoder.causal  # such a model was trained on framed rows
-        self.start = special.cls if special.eod is None or masked else special.eod
+        self.start = first_token(model)
 
     @property
     def longest(self) -> int | None:
