@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import platform
+import subprocess
 from dataclasses import replace
 
 import numpy as np
@@ -72,6 +75,18 @@ def test_damaged_activations_are_named_and_computed_again(tmp_path, caplog, how)
     rows(again, form, splits)
     assert f"{path}: has changed since it was written" in caplog.text
     assert [one.read_bytes() for one in tmp_path.glob("*.npy")] == [whole]
+
+
+def test_what_killed_processes_left_is_deleted(tmp_path):
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    here, stem = platform.node(), "0" * 32
+    kept = [f".{stem}-{here}-{os.getppid()}.npy", f".{stem}-another-node-{dead.pid}.npy"]
+    for name in (*kept, f".{stem}-{here}-{dead.pid}.npy"):
+        (tmp_path / name).touch()
+    store, form, splits = store_of(tmp_path)
+    rows(store, form, splits)
+    assert {path.name for path in tmp_path.glob(".*")} == {*kept}
 
 
 def test_stored_activations_are_those_of_the_encoder(tmp_path):

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 from encoderlab import mapped
 from encoderlab.config import Bounded, Count, Natural
 from encoderlab.errors import ConfigError
-from encoderlab.files import find_hashed, hashed_name
+from encoderlab.files import find_hashed, hashed_name, is_running
 from encoderlab.interchange import folder as folders
 from encoderlab.interchange.files import write_weights
 from encoderlab.model import Model
@@ -101,6 +102,7 @@ class Store:
         sizes = [int((item.sequences[0].marks["word"] >= 0).sum()) if words else 1 for item in items]
         first = np.cumsum([0, *sizes])
         shape = (int(first[-1]), len(self.numbers), self.model.config.encoder.width)
+        self._remove_leftovers()
         part = self.folder / f".{stem}-{platform.node()}-{os.getpid()}.npy"  # several runs may begin at once
         out = np.lib.format.open_memmap(part, "w+", np.dtype(self.settings.dtype), shape)
         model, device = self.model.eval(), next(self.model.parameters()).device
@@ -119,6 +121,14 @@ class Store:
         path = self.folder / hashed_name(stem, part)
         os.replace(part, path)
         return path
+
+    def _remove_leftovers(self) -> None:
+        """Delete the unfinished files of killed processes of this machine."""
+        unfinished = re.compile(rf"\.[0-9a-f]+-{re.escape(platform.node())}-([0-9]+)\.npy")
+        for path in list(self.folder.glob(".*.npy")):
+            name = unfinished.fullmatch(path.name)
+            if name is not None and not is_running(int(name[1])):
+                path.unlink(missing_ok=True)
 
     def rows_of(self, items: Sequence[Item], words: bool, room: int) -> list[Item]:
         """The items with rows of the store instead of tokens; items without rows are left out.
