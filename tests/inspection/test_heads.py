@@ -315,6 +315,9 @@ def test_the_verb_prunes_what_was_pretrained_and_what_was_fine_tuned(tmp_path: P
     assert json.loads((tmp_path / "half/pruning.json").read_text())["removed"] == found["removed"]
     assert "| mlm |" in (tmp_path / "half/pruning.md").read_text()
     assert "choose another folder" in messages(capsys, 2, *words)
+    for option, value in (("--split", "test"), ("--data", tmp_path)):
+        told = messages(capsys, 2, *words[:2], tmp_path / "x", *words[3:], option, value)
+        assert f"{option} is for benchmarks, and the model has no task head" in told
     (tmp_path / "texts").mkdir()
     missing = "no such file; give a corpus, or a file"
     for name, message in (("none", missing), ("texts", "is a folder; give a file")):

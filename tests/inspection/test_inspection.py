@@ -203,6 +203,9 @@ def test_the_verb_writes_page_numbers_and_arrays(tmp_path: Path, capsys: pytest.
     assert "{{" not in page and page.count("</script>") == 3
     data = re.search(r'id="data">(.*?)</script>', page, re.S)
     assert data is not None and len(json.loads(data[1])["models"]) == 2
+    assert (out / "attention-2.npz").is_file()
+    answer(capsys, "inspect", places[0], file, "--out", out)
+    assert not (out / "attention-2.npz").exists()
 
 
 def test_models_in_folders_of_one_name_are_told_apart(
@@ -315,3 +318,6 @@ def test_probes_stand_on_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "give the folder" in messages(capsys, 2, *words, "--probe", "conll2003")
     assert "sst2 is classification" in messages(capsys, 2, *words, "--probe", "sst2", "--data", tmp_path)
     assert "leave it out" in messages(capsys, 2, *words, "--data", tmp_path)
+    (tmp_path / "untagged.txt").write_text("the cat\nthe dog\n")
+    told = messages(capsys, 3, *words, "--probe", tmp_path / "untagged.txt")
+    assert "--dev (options of finetune; give a file that needs none)" in told

@@ -103,6 +103,7 @@ def inspect(
 
 def _tagged(name: str, data: Path | None) -> TaskWithSplits:
     """The tagging task of a file, with a held-out part, or of a benchmark in the folder ``data``."""
+    from encoderlab.adapt.text import remedies_of
     from encoderlab.commands.finetune_stages import TaskWithSplits, files_job
     from encoderlab.tasks.data.infer import Given
     from encoderlab.tasks.data.sources import Files, source_of
@@ -113,7 +114,8 @@ def _tagged(name: str, data: Path | None) -> TaskWithSplits:
         file, column = name, ""
     source = source_of(file, data)
     if isinstance(source, Files):
-        job = files_job(source, None, None, Given(form="tagging", label=column or None))
+        with remedies_of("options of finetune; give a file that needs none"):
+            job = files_job(source, None, None, Given(form="tagging", label=column or None))
         called = f"{job.task.name}, column {column}" if column else job.task.name
         return replace(job, task=replace(job.task, name=called))
     task = source.task

@@ -25,7 +25,7 @@ def prune(
     *,
     heads: float,
     on: str,
-    split: str = "dev",
+    split: str | None = None,
     folder: Annotated[Path | None, Parameter(name="--data")] = None,
     examples: int = 1000,
 ) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def prune(
         For a fine-tuned model, a labelled file, or the name of a benchmark whose files are in the folder of --data.
         For a pretrained one, a corpus, or a file with one text per line.
     split
-        Split of a benchmark: train, dev, test, ...
+        Split of a benchmark: train, dev, test, ... Default: dev.
     folder
         Folder with the benchmark's files.
     examples
@@ -79,9 +79,10 @@ def prune(
             note(f"{gone} of {whole} heads per layer are removed, the share nearest to {heads:g}")
         measured: pruning.OnTask | pruning.OnText
         if network.task is not None:
-            measured = _on_task(place, on, split, folder, examples)
-        elif folder is not None:
-            raise ConfigError("--data is for benchmarks, and the model has no task head; leave it out")
+            measured = _on_task(place, on, split or "dev", folder, examples)
+        elif folder is not None or split is not None:
+            option = "--split" if folder is None else "--data"
+            raise ConfigError(f"{option} is for benchmarks, and the model has no task head; leave it out")
         else:
             measured = pruning.OnText.of(network, generator, on, examples)
         scores = measured.importance()

@@ -47,8 +47,12 @@ class Look:
 
 
 def write(looks: Sequence[Look], out: Path) -> None:
-    """Write the folder ``out``; several models are shown next to each other on one page."""
+    """Write the folder ``out``; several models are shown next to each other on one page. Arrays of further models from
+    an earlier command are deleted.
+    """
     out.mkdir(parents=True, exist_ok=True)
+    for old in out.glob("attention-[0-9].npz"):
+        old.unlink()
     write_json(out / NUMBERS, {"models": [record(look) for look in looks]})
     for number, look in enumerate(looks):
         buffer = io.BytesIO()
