@@ -217,6 +217,11 @@ def test_a_model_of_the_hub_stays_at_its_commit(place: Path, tmp_path: Path, cap
         shutil.rmtree(tmp_path / "out/model")
         again, said = answer(capsys, *words)
         assert again["gains"] == found["gains"] and "has another adaptation" not in said
+        monkeypatch.setattr(places, "_COMMITS", {})
+        words[1] = "lab/tiny@main"  # may be another model
+        assert "(model was 'lab/tiny@" in messages(capsys, 2, *words)
+        for words[1] in (f"lab/tiny@{first}", "lab/tiny"):
+            assert answer(capsys, *words)[0]["gains"] == found["gains"]
     by_folder, _ = answer(capsys, *words_of(place, tmp_path / "folder"))
     assert by_folder["gains"] == found["gains"]
 

@@ -132,6 +132,7 @@ class Adaptation:
         self, plan: AdaptationPlan, out: Path, say: Say, progress: Progress, copy_settings: Callable[[Path, Path], None]
     ) -> None:
         self.out, self.say, self.progress, self.copy_settings = out, say, progress, copy_settings
+        self.named: dict[str, str] = {}  # the commits of the names of models that were given so far
         self.plan = plan = self._claim(plan)
         self.origin = digest(to_dict(plan))  # of everything made from here on
         self.place = self._given()
@@ -235,8 +236,9 @@ class Adaptation:
                     f"{self.out}: is not empty and has no adaptation (found {strangers[0]!r}); choose another --out"
                 )
             return replace(plan, model=pin(plan.model, self.out))
-        repository = known["plan"]["model"].rpartition("@")[0]
-        if repository and repository == plan.model.partition("@")[0]:
+        self.named = known.get("models", {})
+        repository, _, commit = known["plan"]["model"].rpartition("@")
+        if repository and (plan.model == repository or self.named.get(plan.model) == commit):
             plan = replace(plan, model=known["plan"]["model"])
         asked = to_dict(plan)
         if changed := [name for name in asked if asked[name] != known["plan"].get(name)]:
@@ -327,7 +329,7 @@ class Adaptation:
             Stopped: a signal came during training; the same command continues.
         """
         plan = self.plan
-        write_record(self.out / PLAN, {"plan": to_dict(plan), "models": commits()})
+        write_record(self.out / PLAN, {"plan": to_dict(plan), "models": self.named | commits()})
         if not whole(self.out / "given"):
             save(self.model, self.generator, self.out / "given", self._settings_of(self.place))
         texts = [self._place(f"{kind}{part}") for kind in self.texts for part in ("", "-held-out")]
