@@ -531,6 +531,8 @@ def test_replay_is_short_only_if_the_text_is(place: Path, tmp_path: Path, capsys
         (["TEXT", "fields.jsonl"], 3, "give --field (an option of corpus build; give the corpus that it makes)"),
         (["--pairs", "none"], 3, "no such file or folder"),
         (["--pairs", "one.txt"], 3, "one.txt"),
+        (["--pairs", "nothing.txt"], 3, "nothing.txt: pairs to score: none"),
+        (["--pairs", "long.txt"], 3, "the model reads 510; remove the pair"),
         (["TEXT", "ten.txt"], 3, "too few to adapt to"),
         (["TEXT", "chinese.txt"], 3, "tokens are unknown to the model's vocabulary"),
         (["MODEL", "bare"], 2, "has no tokenizer"),
@@ -558,6 +560,8 @@ def test_what_is_refused_before_any_work(place: Path, tmp_path: Path, capsys, mo
     (tmp_path / "columns.csv").write_text("one,two,three\na,b,c\n")
     (tmp_path / "fields.jsonl").write_text('{"number": 1}\n')
     (tmp_path / "one.txt").write_text("the court of the house\n")
+    (tmp_path / "nothing.txt").write_text("\n")
+    (tmp_path / "long.txt").write_text("the court\n" + "the " * 600 + "\n")
     signs = np.random.default_rng(1).integers(0x4E00, 0x5500, (60, 400))
     (tmp_path / "signs.txt").write_text("\n\n".join("".join(map(chr, row)) for row in signs))
     (tmp_path / "known.txt").write_text("\n\n".join(prose(["the", "of"], 200, 4)))

@@ -21,8 +21,8 @@ import numpy as np
 from encoderlab.adapt.text import chance, remedies_of
 from encoderlab.errors import DataError
 from encoderlab.inference import tokenizer_of, usual_device
-from encoderlab.measure.pairs.evaluate import evaluate_pairs
-from encoderlab.measure.pairs.reading import Pair, find, read, sample
+from encoderlab.measure.pairs.evaluate import evaluate_pairs, survey
+from encoderlab.measure.pairs.reading import find, read, sample
 from encoderlab.measure.pairs.scorers import Masked, Scorer, scorers_of
 from encoderlab.model import Model
 from encoderlab.tasks.data.examples import Split
@@ -127,18 +127,20 @@ def gain(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def all_pairs(places: Sequence[Path]) -> list[Pair]:
-    """The minimal pairs of files and folders.
+def check_pairs(model: Model, generator: Model | None, places: Sequence[Path]) -> None:
+    """Refuse minimal pairs that the model cannot score.
 
     Raises:
-        DataError: there is none, or a file is no file of pairs.
+        DataError: there is none, one has no tokens or more than the model reads, or a file is no file of pairs.
     """
-    return [pair for path in find(places) for pair in read(path)]
+    longest = (scorer.longest for scorer in scorers_of(model, generator))
+    limits = [limit for limit in longest if limit is not None]
+    survey(find(places), tokenizer_of(model), longest=min(limits, default=None))
 
 
 def pairs(model: Model, generator: Model | None, places: Sequence[Path]) -> dict[str, Any]:
     """The accuracy on minimal pairs, of at most :data:`PAIRS`, equally many per paradigm."""
-    chosen = all_pairs(places)
+    chosen = [pair for path in find(places) for pair in read(path)]
     if len(chosen) > PAIRS:
         chosen = sample(chosen, PAIRS)
     tables = evaluate_pairs(_scorers(model, generator), tokenizer_of(model), chosen)

@@ -156,7 +156,7 @@ class Adaptation:
         if plan.vocabulary != "keep" and self.model.config.encoder.adaptive is not None:
             raise ConfigError("the words of an adaptive softmax are ordered by frequency; keep the model's vocabulary")
         if plan.pairs:
-            measure.all_pairs([Path(place) for place in plan.pairs])
+            measure.check_pairs(self.model, self.generator, [Path(place) for place in plan.pairs])
         if plan.task is not None:
             if not Path(plan.task).is_file():
                 raise ConfigError(f"--task {plan.task}: no such file; give labelled texts")
