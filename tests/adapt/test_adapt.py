@@ -540,6 +540,7 @@ def test_replay_is_short_only_if_the_text_is(place: Path, tmp_path: Path, capsys
         (["MODEL", "bpe", "--vocabulary", "extend:5"], 2, "adds words to WordPiece vocabularies, and this one is bpe"),
         (["MODEL", "nowhere"], 3, "no such file or folder"),
         (["--set", "optim.lrr=1"], 2, "unknown key 'optim.lrr'"),
+        (["--set", "init_from=other"], 2, "starts from MODEL; leave init_from out"),
         (["--set", "phases=[{length: 100000, rows: 4}]"], 2, "shorten phases.0.length to 512"),
         (["--set", "phases=[{length: 32, rows: 4, share: 0.5}]"], 2, "shares of the phases add up to 0.5"),
         (["--set", "model.encoder.layers=2"], 2, "its encoder differs from the recipe's (layers 1, here 2)"),

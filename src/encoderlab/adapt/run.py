@@ -188,6 +188,8 @@ class Adaptation:
 
     def _check_recipe(self) -> None:
         """Refuse fields that cannot work with the model, whatever the text."""
+        if "init_from" in self.plan.fields:
+            raise ConfigError("an adaptation starts from MODEL; leave init_from out")
         recipe = replace(self._recipe(self.model, self.generator, MOST_TOKENS), init_from=str(self.place))
         self.warmup = recipe.schedule.warmup
         if recipe.evaluation.pairs is not None:
