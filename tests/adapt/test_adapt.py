@@ -128,7 +128,7 @@ def test_whatever_is_damaged_is_made_again_or_named(place: Path, tmp_path: Path,
     for number, path in enumerate(whole):
         if path.parts[len(out.parts)] not in ("given", "text", "stages", "model", "plan.json", "adapt.json"):
             continue
-        if path.name in ("README.md", "SHA256SUMS"):
+        if path.name in ("README.md", "SHA256SUMS") or path.parent == out / "given/1_Pooling":
             continue
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 4

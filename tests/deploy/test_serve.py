@@ -357,9 +357,9 @@ def test_ranks() -> None:
         named = [{"id": "1", "text": "red"}, {"id": "2", "text": "cat"}]
         for path in ("/rerank", "/v1/rerank"):  # vLLM's clients use the first
             told = asked(path, {"query": "who", "documents": named, "rank_fields": ["text"]})[1]
-            assert {x["index"]: x["relevance_score"] for x in told["results"]} == {
-                x["index"]: x["score"] for x in ranked if x["index"] < 2
-            }
+            assert {x["index"]: x["relevance_score"] for x in told["results"]} == pytest.approx(
+                {x["index"]: x["score"] for x in ranked if x["index"] < 2}
+            )  # last bits differ with the size of a batch, on some processors
         assert asked("/rerank", {"query": "who"})[1]["error"].startswith("`texts`")
         assert asked("/v1/rerank", {"query": "who"})[1].keys() == {"message", "detail"}
         model = {"model": asked.server.service.name, "top_n": 3, "return_text": True}  # of the client rerankers

@@ -491,7 +491,7 @@ class Adaptation:
                 for part in [folder / "generator", folder / "discriminator"] if pair else [folder]:
                     if not folders.is_ours(part):
                         raise DataError(f"{part / 'config.json'}: missing or damaged")
-                    checksums.verify(part)
+                    checksums.verify(part, subfolders=True)
                 return
             except DataError as error:
                 self.say(f"{str(error).partition(';')[0]}; the model is taken from the run again")

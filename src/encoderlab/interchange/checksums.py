@@ -42,9 +42,9 @@ def add(folder: Path, name: str) -> None:
             write_text(folder / NAME, _text(sums | {name: sha256(folder / name)}))
 
 
-def verify(folder: Path) -> None:
-    """Compare the recorded files, without those in subfolders (:func:`verify_file`); if the folder has no record, log
-    that.
+def verify(folder: Path, *, subfolders: bool = False) -> None:
+    """Compare the recorded files, those in ``subfolders`` only if asked for (:func:`verify_file`); if the folder has no
+    record, log that.
 
     Raises:
         DataError: a file is missing or differs, or the record itself is damaged.
@@ -61,7 +61,7 @@ def verify(folder: Path) -> None:
                 raise DataError(f"{strange[0]}: is not listed in {NAME}, which lists missing files; {_MEANT}")
         for name, expected in sums.items():
             needed = own and name not in UNREAD
-            if "/" not in name and (needed or (folder / name).is_file()):
+            if ("/" not in name or subfolders) and (needed or (folder / name).is_file()):
                 _compare(folder, name, expected)
 
 
