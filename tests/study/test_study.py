@@ -419,6 +419,10 @@ def test_the_page_is_whole(whole: tuple[dict[str, Any], str, list[str]]) -> None
             {"measures": [{"kind": "finetune", "task": "cola"}]},
             "measure 'cola': cola is a benchmark; give the folder of",
         ),
+        (
+            {"measures": [{"kind": "finetune", "task": "cola", "data": ".", "dev": "own.csv"}]},
+            "measure 'cola': cola is a benchmark with known files; leave out dev",
+        ),
         ({"measures": [{"kind": "finetune", "task": "own.csv"}]}, "measure 'own.csv': .*own.csv: no such file; give"),
         ({"measures": [{"kind": "glue"}]}, "unknown kind 'glue'"),
         ({"measures": [{"kind": "pairs", "data": []}]}, "measures.0.data is .*; give at least 1 entry"),

@@ -25,7 +25,7 @@ from encoderlab.model import count_parameters
 from encoderlab.study.file import Arm, Finetune, Measure, Pairs, Probe, Study, folder_name, read
 from encoderlab.tasks.data import suites
 from encoderlab.tasks.data.infer import Given
-from encoderlab.tasks.data.sources import Benchmark, source_of
+from encoderlab.tasks.data.sources import Benchmark, described_source
 from encoderlab.tasks.data.splits import check_splits, usable_splits
 from encoderlab.tasks.data.task import Split, Task
 from encoderlab.tasks.runs.protocol import at_point
@@ -314,8 +314,10 @@ def labelled_data(
     data, dev = (None if name is None else base / name for name in (measure.data, measure.dev))
     if data is None and suites.find(measure.task):
         raise ConfigError(f"{measure.task} is a benchmark; give the folder of its files as data")
-    source = source_of(measure.task if data else str(base / measure.task), data)
+    source = described_source(measure.task if data else str(base / measure.task), data, Given())
     if isinstance(source, Benchmark):
+        if dev is not None:
+            raise ConfigError(f"{measure.task} is a benchmark with known files; leave out dev")
         return source.task, usable_splits(source.task, source.folder)
     return source.training(Given(), say, dev=dev)
 
