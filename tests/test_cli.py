@@ -16,6 +16,8 @@ from encoderlab import __version__, cli, files
 from encoderlab.commands import settings
 from encoderlab.errors import ConfigError, DataError, Diverged, MissingDependency, OutOfMemory, Stopped
 from encoderlab.files import VARIABLES
+from encoderlab.recipes import recipe
+from encoderlab.train.recipe import Budget
 
 
 @pytest.fixture
@@ -377,6 +379,15 @@ def test_precedence_is_defaults_recipe_file_environment_command_line(tmp_path, m
 def test_a_wrong_assignment_is_explained(assignment, message):
     with pytest.raises(ConfigError, match=message.replace("?", r"\?")):
         settings.resolve(Example(), assignments=[assignment])
+
+
+def test_a_unit_needs_its_amount(tmp_path):
+    """Else a published number of steps would become hours."""
+    hours, path = ["budget.unit=hours"], tmp_path / "mine.yaml"
+    with pytest.raises(ConfigError, match="budget.unit is set without budget.amount"):
+        settings.resolve(recipe("bert-mini"), assignments=hours)
+    path.write_text("budget: {amount: 2}")
+    assert settings.resolve(recipe("bert-mini"), files=[path], assignments=hours).budget == Budget(amount=2, unit="hours")
 
 
 def test_a_wrong_key_in_a_file_names_the_file(tmp_path):

@@ -96,3 +96,6 @@ def test_vectors_are_those_of_sentence_transformers(tmp_path: Path, capsys: pyte
     np.testing.assert_array_equal(vectors(place=tmp_path), vectors())  # a run with the model in it
     (tmp_path / "model" / "modules.json").unlink()
     assert np.linalg.norm(vectors()[0]) != pytest.approx(1, abs=1e-3)
+    prompted = vectors()[0]
+    (tmp_path / "model" / "config_sentence_transformers.json").unlink()
+    assert not np.allclose(vectors()[0], prompted, atol=1e-3)

@@ -19,7 +19,7 @@ import encoderlab
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.deploy.serve.service import Service
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.interchange import checksums, huggingface, places
+from encoderlab.interchange import checksums, huggingface, lengths, places
 from encoderlab.interchange.load import load, load_pair
 from encoderlab.model import Model, build
 from tests.hub import TOKEN, Hub, hub_of_this_process
@@ -116,6 +116,12 @@ def test_settings_of_sentence_transformers_come_along(
         service = Service.of(Path(place))
         assert (service.pooling, service.normalize, service.longest) == ("first", False, 7)
         assert service.prompts.before(None) == "the cat "
+    dense = {"path": "2_Dense", "type": "sentence_transformers.models.Dense"}
+    Path("hf/modules.json").write_text(json.dumps([*kinds, dense]))
+    Path("hf/SHA256SUMS").unlink(missing_ok=True)
+    assert "module Dense is not implemented; the new folder has neither" in answer(capsys, "convert", "hf", "plain")[1]
+    assert not {*settings} & {*os.listdir("plain")}
+    assert (Service.of(Path("plain")).pooling, lengths.of_tokenizer(Path("plain"))) == ("mean", 7)
     kinds[1]["path"] = "../elsewhere"
     Path("encoderlab/modules.json").write_text(json.dumps(kinds))
     Path("encoderlab/SHA256SUMS").unlink()

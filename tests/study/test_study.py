@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from pydoc_data import topics
 from threading import Timer
@@ -371,6 +372,8 @@ def test_other_tokens_of_the_same_text_compare_by_bits_per_byte(place: Path) -> 
     results = run(plan, place / "tokens", InProcess())
     assert [one.by for one in results.comparisons] == ["bits per byte"]
     assert results.not_compared == ["few tokens and many tokens by loss: their corpora differ"]
+    of_one = replace(results, cells={cell: one for cell, one in results.cells.items() if cell.arm == "few tokens"})
+    assert of_one.not_compared[-1] == "few tokens and many tokens by bits per byte: no seed has results of both"
 
 
 def test_the_page_is_whole(whole: tuple[dict[str, Any], str, list[str]]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -101,19 +101,25 @@ def resolve(recipe: T, *, files: Sequence[Path] = (), assignments: Sequence[str]
     return recipe
 
 
-def sources(files: Sequence[Path], assignments: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def sources(files: Sequence[Path], assignments: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
     """The fields that the user sets, by path, and their source.
 
     Sources are files, ``ENCODERLAB_A__B=value`` variables and ``a.b=value`` assignments; later ones take precedence.
+
+    Raises:
+        ConfigError: the unit of the budget is set and its amount is not, so the recipe's amount would be in that unit.
     """
     from encoderlab import config
 
-    for path in files:
-        yield str(path), config.flatten(config.read_file(path))
+    found = [(str(path), config.flatten(config.read_file(path))) for path in files]
     if variables := environment(os.environ):
-        yield "environment", config.flatten(_mappings(variables))
+        found.append(("environment", config.flatten(_mappings(variables))))
     if assignments:
-        yield "--set", config.flatten(_mappings(parse(assignments)))
+        found.append(("--set", config.flatten(_mappings(parse(assignments)))))
+    names = {name for _, fields in found for name in fields}
+    if "budget.unit" in names and "budget.amount" not in names:
+        raise ConfigError("budget.unit is set without budget.amount, which is in the recipe's unit; set both")
+    return found
 
 
 def _mappings(fields: Mapping[str, str]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shutil
 from collections.abc import Mapping
@@ -17,8 +18,11 @@ from encoderlab.inference import Pooling
 from encoderlab.interchange import checksums, lengths
 from encoderlab.interchange.folder import write_fields
 
+log = logging.getLogger(__name__)
+
 MODULES, GENERAL = "modules.json", "config_sentence_transformers.json"
 RESTORE = "restore it, or export the model again"
+IMPLEMENTED = ("Transformer", "Pooling", "Normalize")
 COMPARISONS = ("cosine", "dot", "euclidean", "manhattan")
 
 
@@ -64,14 +68,12 @@ class TextVectors:
 
 
 def vectors_of(folder: Path) -> TextVectors:
-    """The vectors that sentence-transformers computes with the model in a folder; without its files, plain means.
+    """The vectors that sentence-transformers' files ask for; without a list of modules, plain means.
 
     Raises:
         ConfigError, DataError: as :func:`pooling_of`, :func:`prompts_of` and :func:`longest_of`.
     """
-    if not (folder / MODULES).is_file():
-        return TextVectors()
-    pooling, normalize = pooling_of(folder)
+    pooling, normalize = pooling_of(folder) if (folder / MODULES).is_file() else ("mean", False)
     prompt = prompts_of(folder).before(None)
     return TextVectors(pooling=pooling, normalize=normalize, longest=longest_of(folder), prompt=prompt)
 
@@ -89,7 +91,7 @@ def pooling_of(folder: Path) -> tuple[Pooling, bool]:
     if not path.is_file():
         return "mean", True
     places = _places(path)
-    if strange := set(places) - {"Transformer", "Pooling", "Normalize"}:
+    if strange := set(places).difference(IMPLEMENTED):
         raise ConfigError(f"{path}: module {sorted(strange)[0]} is not implemented; export the model without it")
     place = places.get("Pooling")
     if place is None:
@@ -133,10 +135,21 @@ def _places(path: Path) -> dict[str, str]:
 def copy_settings(folder: Path, out: Path) -> None:
     """Copy sentence-transformers' files of a model's folder into the folder of the same model in another format.
 
+    Of a model with a module that is not implemented, only the longest text is kept, with a warning, because the other
+    files mean nothing without that module's weights.
+
     Raises:
         DataError: one of them is damaged.
     """
     places = _places(folder / MODULES) if (folder / MODULES).is_file() else {}
+    if strange := sorted(set(places).difference(IMPLEMENTED)):
+        log.warning(
+            "%s: module %s is not implemented; the new folder has neither it nor the pooling and the prompts",
+            folder / MODULES,
+            strange[0],
+        )
+        lengths.copy(folder, out)
+        return
     settings = [f"{place}/config.json" for kind, place in places.items() if kind != "Transformer"]
     for name in (MODULES, GENERAL, *settings):
         if (folder / name).is_file():

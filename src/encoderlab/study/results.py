@@ -139,9 +139,13 @@ class Results:
     @cached_property
     def not_compared(self) -> list[str]:
         """Claims that cannot be judged, and why; a line for all measures of a pair of arms."""
+        compared = {(comparison.better, comparison.than, comparison.by) for comparison in self.comparisons}
         measures: dict[tuple[str, str, str], list[str]] = {}
         for better, than, by in self._claims:
-            if why := self._obstacle(better, than, by):
+            why = self._obstacle(better, than, by)
+            if why is None and (better, than, by) not in compared:
+                why = "no seed has results of both"
+            if why:
                 measures.setdefault((better, than, why), []).append(by)
         return [f"{better} and {than} by {' and '.join(by)}: {why}" for (better, than, why), by in measures.items()]
 
