@@ -387,7 +387,8 @@ def test_a_unit_needs_its_amount(tmp_path):
     with pytest.raises(ConfigError, match="budget.unit is set without budget.amount"):
         settings.resolve(recipe("bert-mini"), assignments=hours)
     path.write_text("budget: {amount: 2}")
-    assert settings.resolve(recipe("bert-mini"), files=[path], assignments=hours).budget == Budget(amount=2, unit="hours")
+    found = settings.resolve(recipe("bert-mini"), files=[path], assignments=hours)
+    assert found.budget == Budget(amount=2, unit="hours")
 
 
 def test_a_wrong_key_in_a_file_names_the_file(tmp_path):

@@ -177,6 +177,15 @@ def test_quotes_and_line_ends_of_tsv(content, expected, tmp_path):
     assert corpus == of_tasks(tmp_path / "a.tsv", "text") and [text for _, text in corpus] == expected
 
 
+@pytest.mark.parametrize("first", ["sep={0}", '"sep={0}"'])
+@pytest.mark.parametrize("separator", ",;|\t")
+def test_excels_first_line_names_the_separator(separator, first, tmp_path):
+    lines = [first.format(separator), f"id{separator}text", f"1{separator}one", f"2{separator}two"]
+    (tmp_path / "a.csv").write_text("\r\n".join(lines), encoding="utf-8-sig", newline="")
+    expected = [(3, "one"), (4, "two")]
+    assert of_corpora(tmp_path / "a.csv", "csv", "text") == of_tasks(tmp_path / "a.csv", "text") == expected
+
+
 REFUSED = [
     "text,label\n".encode("utf-16"),
     "text,label\na,b\n".encode("utf-16-le"),

@@ -87,7 +87,7 @@ def json_value(text: str) -> Any:
 
 
 def rows(file: File, dialect: Dialect, errors: Errors = "strict") -> Iterator[TableRow]:
-    """The rows that are not empty.
+    """The rows that are not empty, without Excel's first line that names the separator (``sep=;``).
 
     Args:
         errors: ``surrogateescape`` turns bytes that are not UTF-8 into halves of surrogate pairs.
@@ -95,9 +95,12 @@ def rows(file: File, dialect: Dialect, errors: Errors = "strict") -> Iterator[Ta
     Raises:
         DataError: the file cannot be read, a byte is not UTF-8, a quotation is never closed, or a cell is too long.
     """
+    separator = dialect.separator
     with errors_of(str(file)):
         try:
-            yield from _quoted(file, dialect, errors) if dialect.quoted else _unquoted(file, dialect, errors)
+            for row in _quoted(file, dialect, errors) if dialect.quoted else _unquoted(file, dialect, errors):
+                if row.line > 1 or separator.join(row.cells).strip('"') != f"sep={separator}":
+                    yield row
         except UnicodeDecodeError as error:
             raise _not_utf8(file, error) from None
 
