@@ -42,13 +42,14 @@ and these budgets, not about the paper's.
 
 With learned positions, masked models of this size stay at the frequencies of tokens within these budgets: a loss of 6.3
 at 3e13 FLOPs, where Transformer-XL's relative positions reach 4.8. There is little to compare at that stage. So all
-arms of the studies of objectives and memory have relative positions, and those of masks, ELECTRA, ConvBERT, DistilBERT,
-sentence pairs, sharing (ALBERT) and norms rotary ones and no dropout. The architectures have those of their papers, so
-their losses differ here mostly by positions. Static masks have learned positions in the runs below, which will be
-replaced. DistilBERT's teacher is small-en, and its forward pass counts. Of ELECTRA's arms the loss and the pairs are
-the generator's, so the probe says more. ConvBERT's parts are compared by masked prediction for this reason. The last
-layer is computed at the predicted places alone; its convolutions at these and their neighbours. Masked losses of
-sentence pairs are of their own rows, whose texts are shorter than those without pairs.
+arms of the studies of objectives and memory have relative positions, and those of masks, static masks, ELECTRA,
+ConvBERT, DistilBERT, sentence pairs, sharing (ALBERT) and norms rotary ones and no dropout. The architectures have
+those of their papers, so their losses differ here mostly by positions. A memory costs FLOPs, so a model with 512 states
+of it reads a third fewer tokens than one without. DistilBERT's teacher is small-en, and its forward pass counts. Of
+ELECTRA's arms the loss and the pairs are the generator's, so the probe says more. ConvBERT's parts are compared by
+masked prediction for this reason. The last layer is computed at the predicted places alone; its convolutions at these
+and their neighbours. Masked losses of sentence pairs are of their own rows, whose texts are shorter than those without
+pairs.
 
 **Effect**: the mean difference over seeds, positive if the claim is right, with its 95% interval; of losses in nats, of
 minimal pairs (BLiMP) and probes in points. **Holds**: better beyond chance, after Holm's correction over all
