@@ -95,6 +95,19 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or any(sign in str(error).lower() for sign in NO_MEMORY)
 
 
+def check_known(fields: Iterable[str], known: Iterable[str], where: object) -> None:
+    """Refuse a run's record with a field that this version does not know: without it, the run would be another one.
+
+    Raises:
+        DataError: there is one.
+    """
+    if strangers := sorted(set(fields) - set(known)):
+        raise DataError(
+            f"{where}: {strangers[0]!r} is unknown to this version of encoderlab; continue with the version that wrote "
+            "it, which provenance.json of the run names"
+        )
+
+
 def nearest(name: str, known: Iterable[str], *, inside: str = "") -> str:
     """A clause with the closest known name, ``"; did you mean 'width'?"``, or with the choices if none is close.
 

@@ -57,6 +57,12 @@ def name(row: Row) -> tuple[Any, ...]:
     return row.key, row.number, row.ids.tobytes(), tuple(row.labels.items())
 
 
+def test_a_place_that_another_version_wrote_is_refused(corpus: MemoryCorpus) -> None:
+    state = make(corpus).state() | {"colour": 1}
+    with pytest.raises(DataError, match="place in the text: 'colour' is unknown to this version"):
+        make(corpus, state=state)
+
+
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.kind)
 @pytest.mark.parametrize("world", [2, 4])
 def test_global_batches_are_the_same_for_any_number_of_ranks(corpus: MemoryCorpus, form: Format, world: int) -> None:

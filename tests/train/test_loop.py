@@ -17,7 +17,7 @@ from encoderlab.errors import ConfigError, DataError, Diverged, OutOfMemory, Sto
 from encoderlab.files import read_json, sha256
 from encoderlab.objectives.base import Term
 from encoderlab.train import checkpoint
-from encoderlab.train.loop import train
+from encoderlab.train.loop import PLAIN, train
 from encoderlab.train.recipe import Budget, Checkpoints, Evaluation, Execution, Phase, Ramp, Training, WeightAverage
 from encoderlab.train.schedule import Bert, Constant
 from encoderlab.train.stored import StoredTensors
@@ -312,6 +312,21 @@ def test_the_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     other.extra = torch.nn.Linear(2, 2)
     with pytest.raises(DataError, match="extra.bias is only in one of them"):
         checkpoint.load_weights(other, outcome.checkpoint)
+
+
+@pytest.mark.parametrize("part", [None, "place", "engine"])
+def test_a_field_that_another_version_wrote_is_refused(part: str | None, tmp_path: Path) -> None:
+    """Resumed without it, the run would be another one."""
+    folder = run(tmp_path, SHORT).checkpoint
+    state, manifest = read_json(folder / checkpoint.STATE), read_json(folder / checkpoint.MANIFEST)
+    assert sorted(state) == sorted(PLAIN)
+    (state if part is None else state[part])["colour"] = 1
+    (folder / checkpoint.STATE).write_text(json.dumps(state))
+    size, digest = (folder / checkpoint.STATE).stat().st_size, sha256(folder / checkpoint.STATE)
+    manifest["files"][checkpoint.STATE] = {"bytes": size, "sha256": digest}
+    (folder / checkpoint.MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(DataError, match="state.json: 'colour' is unknown to this version .*; continue with"):
+        run(tmp_path, SHORT)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -21,6 +21,7 @@ from encoderlab.commands import pretrain as command
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError, Stopped
+from encoderlab.files import sha256
 from encoderlab.interchange import folder as folders
 from encoderlab.interchange.load import load
 from encoderlab.model import Model
@@ -32,7 +33,7 @@ from encoderlab.objectives.hybrid import HybridSettings
 from encoderlab.objectives.mlm import MLMSettings
 from encoderlab.objectives.permutation import PermutationSettings
 from encoderlab.recipes import recipe
-from encoderlab.train import pretraining
+from encoderlab.train import checkpoint, pretraining
 from encoderlab.train.distributed import World
 from encoderlab.train.networks import full_operations
 from encoderlab.train.optim import Muon
@@ -225,6 +226,17 @@ def test_a_checkpoint_that_is_no_model_is_refused(corpus: Path, tmp_path: Path) 
     for path in (step, tmp_path / "run"):
         assert main(["convert", str(path), str(tmp_path / "out")]) == 3
         assert not (tmp_path / "out").exists()
+
+
+def test_the_recipe_of_another_version_is_named(corpus: Path, tmp_path: Path) -> None:
+    folder = pretrain(short("bert-tiny"), corpus, tmp_path).checkpoint
+    recipe, manifest = (json.loads((folder / name).read_text()) for name in (checkpoint.RECIPE, checkpoint.MANIFEST))
+    (folder / checkpoint.RECIPE).write_text(json.dumps(recipe | {"colour": 1}))
+    size, digest = (folder / checkpoint.RECIPE).stat().st_size, sha256(folder / checkpoint.RECIPE)
+    manifest["files"][checkpoint.RECIPE] = {"bytes": size, "sha256": digest}
+    (folder / checkpoint.MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(ConfigError, match="recipe.json: unknown key 'colour'; continue with the version of encoderlab"):
+        models_at(folder)
 
 
 @pytest.mark.parametrize("text", ["{}", '{"model": null, "seed": 7}'])

@@ -23,7 +23,7 @@ from encoderlab.batches.order import KeyedPermutation
 from encoderlab.batches.pack import FullSentences, RowFormat, check_length
 from encoderlab.batches.rows import Documents, Framing, Plan, Row
 from encoderlab.batches.streams import StreamFormat, TokenLine, parallel_streams
-from encoderlab.errors import ConfigError, DataError
+from encoderlab.errors import ConfigError, DataError, check_known
 from encoderlab.seeds import generator
 
 BLOCK_TOKENS = 1 << 22
@@ -210,7 +210,7 @@ class Loader:
         duplicates, block_tokens: see :class:`Shuffled`.
 
     Raises:
-        DataError: the corpus is shorter than one row, or gives no row at all.
+        DataError: the corpus is shorter than one row, or gives no row at all; another version wrote the ``state``.
     """
 
     def __init__(
@@ -233,7 +233,10 @@ class Loader:
     ) -> None:
         assert 0 <= rank < world, (rank, world)
         self.rank, self.world, self.epochs, self.ahead, self.transform = rank, world, epochs, ahead, transform
-        self.batch_rows, self._place = batch_rows, LoaderPlace(**state) if state else LoaderPlace()
+        self.batch_rows, self._place = batch_rows, LoaderPlace()
+        if state:
+            check_known(state, asdict(self._place), "the checkpoint's place in the text")
+            self._place = LoaderPlace(**state)
         if corpus.num_tokens == 0 or (epochs is None and corpus.num_tokens < length - framing.pair):
             raise DataError(
                 f"corpus of {corpus.num_tokens:,} tokens is shorter than one row of {length}; "

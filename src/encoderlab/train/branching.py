@@ -15,12 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from encoderlab.config import from_dict, to_dict
+from encoderlab.config import to_dict
 from encoderlab.errors import ConfigError
 from encoderlab.files import read_json, remove_leftovers, write_bytes, write_json
 from encoderlab.interchange.places import PROVENANCE
 from encoderlab.train import checkpoint
-from encoderlab.train.folder import METRICS, RECIPE, compare, read
+from encoderlab.train.folder import METRICS, RECIPE, compare, read, recorded
 from encoderlab.train.recipe import Recipe
 from encoderlab.train.schedule import WarmupStableDecay
 from encoderlab.train.stored import StoredTensors
@@ -50,7 +50,7 @@ def branch(source: Path, out: Path, recipe: Recipe) -> None:
     state = read_json(source / checkpoint.STATE)
     if "place" not in state:
         raise ConfigError(f"{source}: has weights only; give a checkpoint such as RUN/checkpoints/step-000500")
-    before = from_dict(Recipe, read(source / checkpoint.RECIPE), where=str(source / checkpoint.RECIPE))
+    before = recorded(Recipe, read(source / checkpoint.RECIPE), source / checkpoint.RECIPE)
     _check(before, recipe, state["place"], source)
     log.info("branching from %s", source)
     stored = StoredTensors(source)

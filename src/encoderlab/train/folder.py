@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from encoderlab.config import flatten, from_dict, to_dict
 from encoderlab.corpus.manifest import TOKENIZER
@@ -25,6 +25,7 @@ from encoderlab.files import finite, locked, remove_leftovers, write_bytes, writ
 from encoderlab.interchange.places import PROVENANCE, commits
 from encoderlab.processor import first_core
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 _PACKAGE = logging.getLogger("encoderlab")  # all modules log below this logger, so run.log gets their lines
 
@@ -238,6 +239,21 @@ def read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: is missing; restore the file, or choose another output folder") from None
     except (ValueError, TypeError, RecursionError):
         raise ConfigError(f"{path}: not a JSON object; restore the file, or choose another output folder") from None
+
+
+def recorded(kind: type[T], data: Any, path: Path) -> T:
+    """``data`` of a run's file ``path``, as a configuration of type ``kind``.
+
+    Raises:
+        ConfigError: this version does not know one of its fields or values, so another version wrote it.
+    """
+    try:
+        return from_dict(kind, data, where=str(path))
+    except ConfigError as error:
+        problem = str(error).partition(";")[0]  # what follows says what may be set, and nobody sets a record
+        raise ConfigError(
+            f"{problem}; continue with the version of encoderlab that wrote it, which {PROVENANCE} of the run names"
+        ) from None
 
 
 def describe_session(data: Mapping[str, str]) -> dict[str, Any]:

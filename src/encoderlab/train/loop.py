@@ -20,7 +20,7 @@ from typing import Any
 
 from encoderlab import config
 from encoderlab.batches.batch import Batch
-from encoderlab.errors import ConfigError, DataError, Diverged, OutOfMemory, Stopped, is_out_of_memory
+from encoderlab.errors import ConfigError, DataError, Diverged, OutOfMemory, Stopped, check_known, is_out_of_memory
 from encoderlab.files import read_json
 from encoderlab.objectives.base import Objective
 from encoderlab.train import checkpoint
@@ -38,6 +38,8 @@ from encoderlab.train.stored import StoredTensors
 from encoderlab.train.tally import Tally, measure, summary
 
 log = logging.getLogger(__name__)
+PLAIN = ("place", "source", "engine", "window", "validation", "metrics_bytes", "metrics_sha256", "processes")
+"""The plain data of a checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -527,7 +529,7 @@ class _Run:
         written: tuple[int, str | None] = (0, None)
         if step >= 0:
             saved = self.checkpoints / checkpoint.name(step)
-            state = read_json(saved / checkpoint.STATE)
+            state = self._read(saved / checkpoint.STATE)
             checkpoint.load_weights(self.engine.objective, saved)
             self.engine.restore(StoredTensors(saved), state["engine"])
             self.engine.tally.restore(state["window"], self.world)
@@ -539,6 +541,18 @@ class _Run:
                 self._check_kept_best()
                 self.journal.note(f"resuming from {saved}")
         self.journal.resume(self.place.step, *written)
+
+    def _read(self, path: Path) -> dict[str, Any]:
+        """The plain data of a checkpoint.
+
+        Raises:
+            DataError: another version of the package has written it.
+        """
+        state = read_json(path)
+        check_known(state, PLAIN, path)
+        check_known(state["place"], asdict(self.place), path)
+        check_known(state["engine"], self.engine.counters(), path)
+        return state
 
     def _find(self) -> int:
         """The step of the newest whole checkpoint, -1 if there is none. Damaged ones are renamed."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from encoderlab.config import from_dict, read_file
+from encoderlab.config import read_file
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError
@@ -22,7 +22,7 @@ from encoderlab.objectives.base import Objective
 from encoderlab.objectives.distill import DistillSettings
 from encoderlab.objectives.vocabulary import Vocabulary
 from encoderlab.train.continuing import continuing, same_ids, source_of, take
-from encoderlab.train.folder import RECIPE
+from encoderlab.train.folder import RECIPE, recorded
 from encoderlab.train.optim import Muon, group_parameters, update_operations
 from encoderlab.train.recipe import Phase, Recipe
 
@@ -85,7 +85,9 @@ def _architectures(
         model, generator = source_of(recipe, tokenizer)
         return model.config, None if generator is None else generator.config
     known = read_file(resumed / RECIPE)
-    first, second = (known.get(key) and from_dict(ModelConfig, known[key]) for key in ("model", "generator"))
+    first, second = (
+        known.get(key) and recorded(ModelConfig, known[key], resumed / RECIPE) for key in ("model", "generator")
+    )
     return first, second
 
 

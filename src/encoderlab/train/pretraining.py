@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from encoderlab.config import from_dict, read_file
+from encoderlab.config import read_file
 from encoderlab.corpus.manifest import TOKENIZER, verify
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Tokenizer
@@ -27,7 +27,7 @@ from encoderlab.train.checks import check
 from encoderlab.train.corpus_data import corpus_data
 from encoderlab.train.data import Data, Scores
 from encoderlab.train.distributed import join, named_tensors
-from encoderlab.train.folder import RECIPE, read
+from encoderlab.train.folder import RECIPE, read, recorded
 from encoderlab.train.loop import Outcome, train
 from encoderlab.train.networks import bare_objective, build_objective, fit
 from encoderlab.train.recipe import Budget, Recipe
@@ -173,7 +173,7 @@ def _recipe_of(folder: Path) -> Recipe:
     kept = read_file(folder / checkpoint.RECIPE)
     if "objective" not in kept:
         raise DataError(f"{folder}: not a checkpoint of pretraining; to finish its run, repeat the run's command")
-    return from_dict(Recipe, kept)
+    return recorded(Recipe, kept, folder / checkpoint.RECIPE)
 
 
 def _with_tokenizer(models: dict[str, Model], folder: Path) -> dict[str, Model]:
