@@ -129,6 +129,25 @@ def test_what_the_released_code_says() -> None:
     assert deviations == {"base": 0.02, "large": 0.005}
 
 
+@pytest.mark.parametrize(
+    ("name", "rows", "taken", "end"),
+    [
+        ("modernbert-base", 4608, 1e-5, 1.0),
+        ("modernbert-base-context", 576, 1e-5, 1.0),
+        ("modernbert-base-decay", 576, 1e-5, 1e-3),
+        ("modernbert-large", 4928, 1e-5, 1.0),
+        ("modernbert-large-context", 616, 1e-6, 1.0),
+        ("modernbert-large-decay", 624, 1e-6, 1e-3),
+    ],
+)
+def test_the_phases_of_modernbert(name: str, rows: int, taken: float, end: float) -> None:
+    """Of AnswerDotAI/ModernBERT: ``taken`` is the share of the weights that a step at the peak rate takes away."""
+    made = recipe(name)
+    assert made.phases[0].rows == rows
+    assert made.optim.lr * made.optim.weight_decay == pytest.approx(taken, rel=1e-3)
+    assert made.schedule.share(made.budget.amount, made.budget.amount) == pytest.approx(end)
+
+
 def test_every_family_has_a_size_for_a_cpu() -> None:
     for family in ("bert", "roberta", "albert", "distilbert", "electra", "convbert", "deberta-v3", "xlnet"):
         for size in ("tiny", "mini"):

@@ -23,8 +23,10 @@ from encoderlab.train.optim import StableAdamW
 from encoderlab.train.recipe import Budget, Phase, Ramp, Recipe
 from encoderlab.train.schedule import Constant, Schedule, WarmupStableDecay
 
-# Rate of the first phase, rate of later phases; weight decay; rows of 1,024 tokens at the start, and at the end.
-BASE, LARGE = (8e-4, 3e-4, 1e-5, 768, 4608), (5e-4, 5e-5, 1e-5, 448, 4928)
+# Peak rate, and share of the weights that a step at that rate takes away, in the first phase and in later ones; rows of
+# 1,024 tokens at the start, and at the end.
+BASE = ((8e-4, 1e-5), (3e-4, 1e-5), 768, 4608)
+LARGE = ((5e-4, 1e-5), (5e-5, 1e-6), 448, 4928)
 
 
 def recipe(name: str) -> Recipe:
@@ -34,17 +36,20 @@ def recipe(name: str) -> Recipe:
     final size.
     """
     large = models.config(name).encoder.width > 768
-    lr, _, _, first, rows = LARGE if large else BASE
+    _, _, first, rows = LARGE if large else BASE
+    schedule = Constant(warmup=_share(2e9 if large else 3e9, 1.7e12))
     published = replace(
-        _recipe(name, name, tokens=1.7e12, schedule=Constant(warmup=_share(2e9 if large else 3e9, 1.7e12)), lr=lr),
+        _recipe(name, name, tokens=1.7e12, schedule=schedule, first=True),
         model=_with_theta(models.config(name), 10_000.0),
         phases=(Phase(length=1024, rows=rows),),
         ramp=Ramp(rows=first, share=_share(10e9 if large else 50e9, 1.7e12)),
     )
     if not is_small(name):
         return published
-    stable = replace(published, schedule=WarmupStableDecay(decay=0.2, shape="sqrt"), model=models.config(name))
-    return small(stable, lr=2e-3)
+    # The decay of the studies with these sizes; in 1,500 steps none matters.
+    optim = replace(published.optim, weight_decay=1e-5)
+    stable = WarmupStableDecay(decay=0.2, shape="sqrt")
+    return small(replace(published, optim=optim, schedule=stable, model=models.config(name)), lr=2e-3)
 
 
 def context(name: str, model: str) -> Recipe:
@@ -54,19 +59,28 @@ def context(name: str, model: str) -> Recipe:
 
 def decay(name: str, model: str) -> Recipe:
     """The third phase: 50 billion tokens in rows of 8,192, during which the rate falls as 1 - sqrt."""
-    return _recipe(name, model, tokens=50e9, schedule=WarmupStableDecay(warmup=0.0, decay=1.0, shape="sqrt"))
+    falling = WarmupStableDecay(warmup=0.0, decay=1.0, shape="sqrt", end=1e-3)
+    published = _recipe(name, model, tokens=50e9, schedule=falling)
+    if models.config(model).encoder.width > 768:
+        return replace(published, phases=(Phase(length=8192, rows=624),))
+    return published
 
 
-def _recipe(name: str, model: str, *, tokens: float, schedule: Schedule, lr: float | None = None) -> Recipe:
-    """The common settings of the phases, with rows of 8,192 tokens and the rate of later phases."""
+def _recipe(name: str, model: str, *, tokens: float, schedule: Schedule, first: bool = False) -> Recipe:
+    """The common settings of the phases, with rows of 8,192 tokens.
+
+    The release's optimiser (``decoupled_stableadamw``) takes away ``rate / peak * decay`` of the weights in a step,
+    ours ``rate * weight_decay``.
+    """
     config = models.config(model)
-    _, later, weight_decay, _, rows = LARGE if config.encoder.width > 768 else BASE
+    opening, later, _, rows = LARGE if config.encoder.width > 768 else BASE
+    lr, decay = opening if first else later
     return Recipe(
         name=name,
         model=config,
         objective=MLMSettings(masking=Masking(rate=0.3, count="stochastic")),
         format=FullSentences(),
-        optim=StableAdamW(lr=lr or later, betas=(0.9, 0.98), weight_decay=weight_decay),
+        optim=StableAdamW(lr=lr, betas=(0.9, 0.98), weight_decay=round(decay / lr, 6)),
         schedule=schedule,
         budget=Budget(amount=tokens, unit="tokens"),
         phases=(Phase(length=8192, rows=rows // 8),),
