@@ -12,7 +12,7 @@ from encoderlab.model import Model
 from encoderlab.models.base import resized
 from encoderlab.train.networks import bare_objective
 from encoderlab.train.optim import Muon, Optimizer, group_parameters
-from encoderlab.train.recipe import Budget, Execution
+from encoderlab.train.recipe import Budget, Execution, Ramp
 
 
 @pytest.fixture(autouse=True)
@@ -28,6 +28,14 @@ def test_a_budget_in_steps_counts_the_tokens_of_every_phase():
     assert found.flops == pytest.approx(1e6 * 256 * (0.9 * 128 * short + 0.1 * 512 * long))
     assert found.seconds == pytest.approx(found.flops / 0.5e9)
     assert 100e6 < found.parameters["model"] < 120e6
+
+
+def test_a_budget_in_steps_counts_the_rows_of_a_batch_that_grows():
+    recipe = replace(recipes.recipe("bert-base"), ramp=Ramp(rows=16, share=0.95))
+    lengths = [recipe.phases[recipe.stage(1000.0 * step).phase].length for step in range(1000)]
+    rows = [recipe.stage(1000.0 * step).rows for step in range(1000)]
+    tokens = 1000 * sum(length * number for length, number in zip(lengths, rows, strict=True))
+    assert estimate.estimate(recipe).tokens == pytest.approx(tokens, rel=0.01)
 
 
 def test_the_rate_is_that_of_the_device_and_precision_of_the_run(monkeypatch):

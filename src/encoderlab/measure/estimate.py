@@ -71,15 +71,24 @@ def teacher_of(recipe: Recipe) -> ModelConfig | None:
 
 def _work(recipe: Recipe, teacher: ModelConfig | None) -> tuple[float, float | None]:
     """FLOPs per token, the mean over the budget, and its tokens; None for a budget in hours."""
-    budget, costs, sizes = recipe.budget, [], []
+    budget, costs, sizes, begin = recipe.budget, [], [], 0.0
     for phase in recipe.phases:
-        cost = full_operations(recipe, phase, teacher)
+        cost, rows = full_operations(recipe, phase, teacher), _mean_rows(recipe, phase, begin)
         # Tokens of a unit of the budget; of an hour up to a factor, the machine's rate.
-        size = {"steps": phase.rows * phase.length, "tokens": 1, "flops": 1 / cost, "hours": 1 / cost}[budget.unit]
+        size = {"steps": rows * phase.length, "tokens": 1, "flops": 1 / cost, "hours": 1 / cost}[budget.unit]
         costs.append(cost)
         sizes.append(phase.share * size)
+        begin += phase.share
     mean = sum(cost * size for cost, size in zip(costs, sizes, strict=True)) / sum(sizes)
     return mean, None if budget.unit == "hours" else budget.amount * sum(sizes)
+
+
+def _mean_rows(recipe: Recipe, phase: Phase, begin: float, points: int = 1000) -> float:
+    """Rows of a batch, the mean over the steps of a ``phase`` that starts after share ``begin`` of the budget."""
+    if recipe.ramp is None:
+        return phase.rows
+    shares = (begin + phase.share * (i + 0.5) / points for i in range(points))
+    return sum(recipe.ramp.rows_at(share, phase.rows) for share in shares) / points
 
 
 def _memory(recipe: Recipe, phase: Phase, network: ModelConfig, parameters: int) -> int:
