@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,15 @@ def test_a_shorter_budget(corpus: Path, long: Path, tmp_path: Path) -> None:
     assert (tmp_path / "branch/model/model.safetensors").read_bytes() == (
         tmp_path / "whole/model/model.safetensors"
     ).read_bytes()
+
+
+def test_without_the_model_that_the_run_continued(corpus: Path, tmp_path: Path) -> None:
+    pretrain(short("roberta-tiny", budget=Budget(amount=1)), corpus, tmp_path / "first")
+    changes = {"init_from": str(tmp_path / "first/model"), "schedule": replace(SCHEDULE, warmup=0)}
+    pretrain(of(4, **changes), corpus, tmp_path / "long")
+    shutil.rmtree(tmp_path / "first")
+    source = tmp_path / "long/checkpoints/step-000002"
+    assert pretrain(of(3, **changes), corpus, tmp_path / "branch", branch_from=source).step == 3
 
 
 def test_a_longer_budget_in_two_sessions(corpus: Path, long: Path, tmp_path: Path) -> None:

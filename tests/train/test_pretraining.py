@@ -91,7 +91,7 @@ def test_the_first_process_says_whether_a_run_has_begun(
         with pytest.raises(DataError, match="far enough"):
             pretraining.pretrain(recipe("bert-tiny"), corpus, tmp_path / "run", branch_from=tmp_path)
         (tmp_path / "run/checkpoints/step-000002").mkdir(parents=True, exist_ok=True)
-    assert seen == [None, tmp_path / "run"]
+    assert seen == [tmp_path, tmp_path / "run"]
 
 
 def test_of_several_processes_the_first_one_prints_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from encoderlab.config import read_file
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError
@@ -22,7 +21,7 @@ from encoderlab.objectives.base import Objective
 from encoderlab.objectives.distill import DistillSettings
 from encoderlab.objectives.vocabulary import Vocabulary
 from encoderlab.train.continuing import continuing, same_ids, source_of, take
-from encoderlab.train.folder import RECIPE, recorded
+from encoderlab.train.folder import RECIPE, read, recorded
 from encoderlab.train.optim import Muon, group_parameters, update_operations
 from encoderlab.train.recipe import Phase, Recipe
 
@@ -32,8 +31,8 @@ log = logging.getLogger(__name__)
 def fit(recipe: Recipe, tokenizer: Tokenizer, *, resumed: Path | None = None) -> Recipe:
     """The recipe with the vocabulary size of ``tokenizer``; an adaptive softmax loses cut-offs beyond that size.
 
-    A recipe that continues a model adopts the sizes of its weights, such as a larger word table. For a ``resumed`` run,
-    its own record determines them.
+    A recipe that continues a model adopts the sizes of its weights, such as a larger word table. For a ``resumed`` run
+    or the checkpoint that it branches from, their own record determines them.
 
     Raises:
         ConfigError: a segment table is too short for the rows, a head reads [CLS] where the rows do not have it, or the
@@ -78,13 +77,13 @@ def _architectures(
 ) -> tuple[ModelConfig | None, ModelConfig | None]:
     """The architectures of the model and the generator to continue, or None.
 
-    Read from the model in ``init_from``, or from the record of the ``resumed`` run, because that model may have been
+    Read from the model in ``init_from``, or from the record in the folder ``resumed``, because that model may have been
     deleted.
     """
     if resumed is None:
         model, generator = source_of(recipe, tokenizer)
         return model.config, None if generator is None else generator.config
-    known = read_file(resumed / RECIPE)
+    known = read(resumed / RECIPE)
     first, second = (
         known.get(key) and recorded(ModelConfig, known[key], resumed / RECIPE) for key in ("model", "generator")
     )

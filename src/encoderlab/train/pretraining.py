@@ -68,7 +68,7 @@ def pretrain(
     tokenizer = world.everywhere(lambda: Tokenizer.load(text.tokenizer_path))
     begun = bool(world.agree(lambda: _begun(out)))  # by the first process: others may see a file later
     resumed = begun or branch_from is not None
-    recipe = world.everywhere(lambda: fit(_pinned(recipe, out), tokenizer, resumed=out if begun else None))
+    recipe = world.everywhere(lambda: fit(_pinned(recipe, out), tokenizer, resumed=out if begun else branch_from))
     if branch_from is not None and not begun:
         world.agree(lambda: branch(branch_from, out, recipe))
     world.agree(lambda: verify(corpus))  # once per session, because training would not notice a changed token
