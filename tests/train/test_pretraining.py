@@ -237,6 +237,9 @@ def test_the_recipe_of_another_version_is_named(corpus: Path, tmp_path: Path) ->
     (folder / checkpoint.MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(ConfigError, match="recipe.json: unknown key 'colour'; continue with the version of encoderlab"):
         models_at(folder)
+    (tmp_path / checkpoint.RECIPE).write_text(json.dumps(recipe | {"colour": 1}))
+    with pytest.raises(ConfigError, match=r"\(colour was 1, now null\).*, or resume with the command and the version"):
+        pretrain(short("bert-tiny"), corpus, tmp_path)
 
 
 @pytest.mark.parametrize("text", ["{}", '{"model": null, "seed": 7}'])

@@ -83,9 +83,12 @@ class RunFolder:
                 sessions = []
             elif differences:
                 more = f"; {len(differences) - 5} more" if len(differences) > 5 else ""
+                remedy = "give the same settings to resume"
+                if not _is_known(before, type(recipe)):
+                    remedy = "resume with the command and the version of encoderlab that wrote it"
                 raise ConfigError(
                     f"{self.path}: has a run of another recipe ({'; '.join(differences[:5])}{more}); "
-                    "choose another output folder, or give the same settings to resume"
+                    f"choose another output folder, or {remedy}"
                 )
         elif any((self.path / "checkpoints").glob(f"step-*/{RECIPE}")):
             raise ConfigError(
@@ -219,6 +222,15 @@ def as_now(recipe: Mapping[str, Any], kind: type) -> dict[str, Any]:
     with suppress(ConfigError):
         return to_dict(from_dict(kind, recipe))
     return dict(recipe)
+
+
+def _is_known(recipe: Mapping[str, Any], kind: type) -> bool:
+    """Whether a recorded recipe is of this ``kind``, with fields and values that this version knows."""
+    try:
+        from_dict(kind, recipe)
+    except ConfigError:
+        return False
+    return True
 
 
 def compare(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
