@@ -14,7 +14,7 @@ from encoderlab import config
 from encoderlab.errors import ConfigError
 from encoderlab.train.optim import AdamW, BertAdam, Lamb, LayerDecay
 from encoderlab.train.recipe import Budget, Checkpoints, Evaluation, Execution, Phase, Ramp, Training
-from encoderlab.train.schedule import Bert, Constant, Cosine, Electra, Polynomial
+from encoderlab.train.schedule import Bert, Constant, Cosine, Electra, Polynomial, WarmupStableDecay
 
 RECIPES = [
     Training(),
@@ -50,6 +50,7 @@ def test_overrides_reach_every_level() -> None:
         ({"phases": (Phase(share=0.5),)}, "add up to 0.5; make them add up to 1"),
         ({"budget": Budget(amount=10, unit="hours"), "schedule": Bert(warmup=1000)}, "give it as a share"),
         ({"budget": Budget(amount=10), "schedule": Bert(warmup=11)}, "a warm-up of 11 steps does not fit"),
+        ({"schedule": WarmupStableDecay(warmup=0.9, decay=0.2)}, "a decay over its last 0.2 overlap"),
         ({"clip": 0.0}, "^clip is 0.0; give more than 0, such as 1, or null$"),
         ({"log_every": 0}, "^log_every is 0; give at least 1$"),
         ({"ramp": Ramp(rows=512)}, "start between 1 and 256"),

@@ -21,7 +21,7 @@ from encoderlab.models.base import ModelConfig
 from encoderlab.objectives.kinds import ObjectiveSettings
 from encoderlab.objectives.mlm import MLMSettings
 from encoderlab.train.optim import AdamW, Optim
-from encoderlab.train.schedule import Polynomial, Schedule
+from encoderlab.train.schedule import Polynomial, Schedule, WarmupStableDecay
 
 Precision = Literal["fp32", "bf16", "fp16"]
 SEEDS = 2**63 - 1
@@ -234,6 +234,13 @@ class Training(Bounded):
                 f"a warm-up of {warmup:g} steps does not fit a budget of {self.budget.amount:g}; "
                 "give a share, such as schedule.warmup=0.01"
             )
+        if isinstance(self.schedule, WarmupStableDecay):
+            share = warmup if warmup < 1 else warmup / self.budget.amount
+            if share + self.schedule.decay > 1 + 1e-9:
+                raise ConfigError(
+                    f"a warm-up over {share:g} of the budget and a decay over its last {self.schedule.decay:g} overlap; "
+                    "shorten schedule.warmup or schedule.decay"
+                )
         smallest = min(phase.rows for phase in self.phases)
         if self.ramp is not None and self.ramp.rows > smallest:
             raise ConfigError(
