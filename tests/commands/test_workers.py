@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -105,6 +106,24 @@ def test_another_model_does_not_add_to_a_folder(place, tmp_path, capsys) -> None
     assert "made with another model" in messages(capsys, 2, "predict", place / "other", *words)
     assert "made with another with" in messages(capsys, 2, "predict", place / "model", *words, "--with", "text")
     assert "made with another verb" in messages(capsys, 2, "encode", place / "model", "--file", *words)
+
+
+def test_outputs_of_another_tokenizer_or_threshold_are_not_kept(place, tmp_path, capsys, unrecorded) -> None:
+    model = tmp_path / "model"
+    saved(ready("single")[0], model)
+    words = {"predict": (model, place / "texts"), "encode": (model, "--file", place / "texts")}
+    for verb, given in words.items():
+        answer(capsys, verb, *given, "--out", tmp_path / verb)
+    task = json.loads((model / "task.json").read_text())
+    (model / "task.json").write_text(json.dumps(task | {"threshold": 0.9}))
+    assert "made with another model" in messages(capsys, 2, "predict", *words["predict"], "--out", tmp_path / "predict")
+    (model / "task.json").write_text(json.dumps(task))
+    assert answer(capsys, "predict", *words["predict"], "--out", tmp_path / "predict")[0]["kept"] == 5
+    tokens = json.loads((model / "tokenizer.json").read_text())
+    tokens["normalizer"]["lowercase"] = False
+    (model / "tokenizer.json").write_text(json.dumps(tokens))
+    for verb, given in words.items():
+        assert "made with another model" in messages(capsys, 2, verb, *given, "--out", tmp_path / verb)
 
 
 def test_a_model_is_loaded_once_for_all_files(place, tmp_path, capsys, monkeypatch) -> None:

@@ -126,17 +126,21 @@ def encode(
 
 @dataclass(frozen=True, kw_only=True)
 class EncodeFile(ModelWork["tuple[Model, TextVectors]"]):
-    """Encodes the texts of files. The identity of a model is the hash of its weights, which differs by precision."""
+    """Encodes the texts of files. The identity of a model is the hash of its weights, which differs by precision, and
+    that of its tokenizer.
+    """
 
     verb, suffix, unit, product = "encode", ".npy", "texts", "vectors of {width} numbers"
     pooling: Pooling | None
     precision: Precision
 
     def load(self, say: Say) -> tuple[tuple[Model, TextVectors], str]:
+        from encoderlab.inference import tokenizer_of
         from encoderlab.model import weights_hash
 
         network = _encoder(self.model, self.precision)
-        return (network, _vectors_of(self.model, self.pooling)), weights_hash(network)
+        identity = f"{weights_hash(network)} {tokenizer_of(network).hash()}"
+        return (network, _vectors_of(self.model, self.pooling)), identity
 
     def asked(self) -> dict[str, Any]:
         return vars(_vectors_of(self.model, self.pooling))

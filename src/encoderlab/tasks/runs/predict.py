@@ -284,13 +284,13 @@ def record(
 
 
 def identity(predictor: Predictor) -> str:
-    """A hash of the model with its settings, which distinguishes its predictions for a text from those of others."""
+    """A hash of the model with its tokenizer and settings: the same identity gives the same predictions for a text."""
     return hashlib.sha256(repr(_identity(predictor)).encode()).hexdigest()
 
 
 def _identity(predictor: Predictor) -> list[Any]:
     form = predictor.form
-    return [weights_hash(predictor.model), form.settings, form.head_labels()]
+    return [weights_hash(predictor.model), form.tokenizer.hash(), form.settings, form.threshold, form.head_labels()]
 
 
 def _key(predictor: Predictor, path: Path, task: Task, chunk: int, besides: Sequence[str]) -> str:
