@@ -281,6 +281,14 @@ def test_a_column_is_text_or_label(tmp_path):
         task_of(path, Given(label="text"))
     (layout,) = task_of(path, Given(text="target"))[0].layouts
     assert (layout.text, layout.label) == ("target", None)
+    for columns, label, text in (
+        ("text,a,b", "a,b", "text"),
+        ("title,body", "body", "title"),
+        ("text,a,b", "b", "text"),
+    ):
+        path.write_text(f"{columns}\nx{',1' * columns.count(',')}\n")
+        (layout,) = task_of(path, Given(label=label))[0].layouts
+        assert (layout.text, layout.pair, layout.label_column) == (text, None, label)
 
 
 def test_choices_of_unimc_are_about_their_text(tmp_path):

@@ -422,9 +422,9 @@ def _texts(file: _InferredFile) -> _Inferred:
     label = given.label or file.find(LABELS, but=(text, pair))
     labels = file.flags or (label,)
     if text is None:
-        pairs = ((file.find([a]), file.find([b])) for a, b in PAIRS)
+        pairs = ((file.find([a], but=labels), file.find([b], but=labels)) for a, b in PAIRS)
         first, second = next((names for names in pairs if all(names)), (None, None))
-        text = first or file.find(TEXTS)
+        text = first or file.find(TEXTS, but=labels) or file.find(TEXTS)
         pair = pair or second
     if text is None and len(columns) == 2 and label is not None:
         text = next((name for name in columns if name != label), None)
