@@ -95,6 +95,8 @@ def test_labels_in_every_format(run, name: str, text: str) -> None:
         ("p.jsonl", '{"id": "a", "label": "pos"}\n{"label": "pos"}\n', "p.jsonl:2: some predictions have an id"),
         ("p.jsonl", '{"id": "a", "label": "pos"}\n{"id": "b"\n', "p.jsonl:2: not valid JSON"),
         ("p.jsonl", '{"id": "a", "guess": "pos"}\n{"id": "b", "guess": "neg"}\n', "p.jsonl:1: no prediction among"),
+        ("p.csv", "label,predicted_label\npos,neg\n", "p.csv:2: is 'label' the prediction, or 'predicted_label'?"),
+        ("p.jsonl", '{"label": "pos", "y_pred": "neg"}\n', "p.jsonl:1: is 'label' the prediction, or 'y_pred'?"),
         ("p.json", '{"a": "pos", "b": "neg",\n "a": "pos"}', "p.json, id 'a': has two predictions"),
         ("p.json", "{", "p.json"),
         ("p.txt", "", "p.txt: no predictions"),

@@ -173,6 +173,9 @@ def _of_record(path: Path, row: int, fields: Mapping[str, Any]) -> GivenPredicti
     value, id = find_column(PREDICTIONS, names), find_column(IDS, names)
     if value is None:
         raise DataError(f"{path}:{row}: no prediction among {', '.join(names)[:100]}; call it {PREDICTIONS[0]}")
+    other = next((name for name in names if "pred" in name.lower()), None)
+    if other is not None and "pred" not in value.lower():  # gold labels, scored against themselves, would be perfect
+        raise DataError(f"{path}:{row}: is {value!r} the prediction, or {other!r}? call it {PREDICTIONS[0]}")
     if id is None:
         return GivenPrediction(path=path, row=row, value=fields[value])
     return GivenPrediction(
