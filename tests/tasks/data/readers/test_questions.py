@@ -107,6 +107,7 @@ def test_questions_without_an_answer(tmp_path, fields):
     [
         "{'text': ['red'], 'answer_start': [6]}",  # Python
         "{'text': array(['red'], dtype=object), 'answer_start': array([6], dtype=int32)}",  # NumPy
+        "{'answer_start': array([6]), 'text': array(['red'], dtype=object)}",
         '{"text": ["red"], "answer_start": [6]}',  # JSON
         "['red']",
         "[{'text': 'red', 'answer_start': 6}]",

@@ -154,7 +154,8 @@ def nested_value(cell: str) -> list[Any] | dict[str, Any] | None:
         return None
     # NumPy writes no commas, and without them Python would join the texts; in an object it names its arrays.
     between = r"""(?<=['"])\s+(?=['"])""" if "'" in cell or '"' in cell else r"(?<=\d)\s+(?=\d)"
-    plain = re.sub(r"array\((\[.*?\]), dtype=\w+\)", r"\1", re.sub(between, ", ", cell), flags=re.DOTALL)
+    array = r"array\((\[[-\d\s,.]*\])(?:, dtype=\w+)?\)|array\((\[.*?\]), dtype=\w+\)"  # int64 has no dtype
+    plain = re.sub(array, r"\1\2", re.sub(between, ", ", cell), flags=re.DOTALL)
     for read, written in ((json.loads, cell), (ast.literal_eval, plain)):
         with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             value = read(written)
