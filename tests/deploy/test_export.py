@@ -291,7 +291,7 @@ def test_a_pruned_model_has_one_number_of_heads(tmp_path: Path) -> None:
     config = resized(CONFIGS["distilbert"], vocab=tokenizer.vocab_size, heads=1, head_width=64)
     model = Model(config, tokenizer).initialize(0)
     huggingface.save(model, tmp_path / "out")
-    exporting._complete_config(tmp_path / "out", Graph(model, "states"), 16)
+    exporting._complete_config(tmp_path / "out", Graph(model, "states"), 16, {})
     config = json.loads((tmp_path / "out/config.json").read_text())
     assert config["n_heads"] == config["num_attention_heads"] == 2
 

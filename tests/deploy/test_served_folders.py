@@ -16,6 +16,7 @@ for package in ("starlette", "uvicorn", "httptools", "orjson", "prometheus_clien
     pytest.importorskip(package)
 
 from encoderlab.cli import main  # noqa: E402
+from encoderlab.deploy.export import folder as exporting  # noqa: E402
 from encoderlab.deploy.serve.service import Service  # noqa: E402
 from encoderlab.errors import DataError  # noqa: E402
 from encoderlab.inference import encode, fill_mask  # noqa: E402
@@ -166,6 +167,23 @@ def test_a_reranker_reads_as_much_as_its_files_say(tmp_path: Path) -> None:
     (tmp_path / "theirs" / "sentence_bert_config.json").write_text('{"max_seq_length": 20}')
     assert Service.of(tmp_path / "theirs").longest == 20
     assert predictor_of(tmp_path / "theirs").form.settings.max_length == 20
+
+
+def test_what_is_made_of_the_number_of_a_reranker_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """sentence-transformers and vLLM would take the sigmoid of a number that is to be given as it is."""
+    pytest.importorskip("onnxscript")
+    monkeypatch.setattr(exporting, "_graph_files", lambda *_: {})
+    huggingface.save(headed("bert-tiny", "regression"), tmp_path / "theirs")
+    (tmp_path / "theirs" / "SHA256SUMS").unlink()
+    config, identity = tmp_path / "theirs" / "config.json", "torch.nn.modules.linear.Identity"
+    kept = {"sentence_transformers": {"activation_fn": identity}, "sbert_ce_default_activation_function": identity}
+    config.write_text(json.dumps(json.loads(config.read_text()) | kept))
+    for verb, *flags in (("export",), ("convert", "--to", "hf"), ("convert", "--to", "encoderlab")):
+        out = tmp_path / "-".join([verb, *flags[1:]])
+        assert main([verb, str(tmp_path / "theirs"), str(out), *flags]) == 0
+        written = json.loads((out / "config.json").read_text())
+        assert {name: written.get(name) for name in kept} == kept or "encoderlab" in flags
+        assert Service.of(out).ranks
 
 
 def test_runs_are_served(tmp_path: Path) -> None:

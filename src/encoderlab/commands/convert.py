@@ -112,16 +112,15 @@ def convert(
 
 def _copy(place: Path | None, vectors: bool, task: Path | None, out: Path) -> None:
     """Copy into ``out`` the record of a task, and from the folder ``place`` sentence-transformers' settings of
-    ``vectors``, or else the longest text.
+    ``vectors``, or else the longest text and how a number is scored.
     """
-    from encoderlab.deploy.sentence_transformers import copy_settings
-    from encoderlab.interchange import lengths
+    from encoderlab.deploy.sentence_transformers import copy_scoring, copy_settings
     from encoderlab.interchange.load import model_folder
 
     if task is not None:
         shutil.copyfile(task, out / task.name)
     if place is not None:
-        (copy_settings if vectors else lengths.copy)(model_folder(place), out)
+        (copy_settings if vectors else copy_scoring)(model_folder(place), out)
 
 
 def _read(

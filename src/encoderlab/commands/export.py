@@ -86,6 +86,7 @@ def export(
         longest_of,
         pooling_of,
         prompts_of,
+        scoring_of,
     )
     from encoderlab.inference import limit, tokenizer_of
     from encoderlab.interchange import lengths
@@ -126,6 +127,8 @@ def export(
         raise ConfigError(f"{option} is for vectors of texts, not for --as {kind}; leave it out, or give --as states")
     elif length is None and kind != "fill-mask" and task is None and (longest := lengths.stated(own)) is not None:
         settings = replace(settings, length=min(longest, limit(network)))
+    if kind not in ("states", "fill-mask"):
+        settings = replace(settings, scoring=scoring_of(own))
     vectors = TextVectors(pooling=settings.pooling, prompt=settings.prompts.before(None))
     with held_folder(out):
         texts = None if check is None else texts_of(check, place, kind, vectors)

@@ -67,13 +67,12 @@ def push(model: Path, name: str, /, *, private: bool = False) -> dict[str, Any]:
 
 def _copy(place: Path, vectors: bool, out: Path) -> None:
     """Copy into ``out`` the card that a user wrote, and of a model of ``vectors`` sentence-transformers' settings; of
-    another one the longest text.
+    another one the longest text and how a number is scored.
     """
-    from encoderlab.deploy.sentence_transformers import copy_settings
-    from encoderlab.interchange import lengths
+    from encoderlab.deploy.sentence_transformers import copy_scoring, copy_settings
     from encoderlab.interchange.folder import CARD, own_card
     from encoderlab.interchange.load import model_folder
 
     if (card := own_card(place)) is not None:
         (out / CARD).write_bytes(card)
-    (copy_settings if vectors else lengths.copy)(model_folder(place), out)
+    (copy_settings if vectors else copy_scoring)(model_folder(place), out)

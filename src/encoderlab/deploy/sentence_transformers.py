@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.deploy.serve.texts import Refused
@@ -24,6 +25,7 @@ MODULES, GENERAL = "modules.json", "config_sentence_transformers.json"
 RESTORE = "restore it, or export the model again"
 IMPLEMENTED = ("Transformer", "Pooling", "Normalize")
 COMPARISONS = ("cosine", "dot", "euclidean", "manhattan")
+SCORING = ("sentence_transformers", "sbert_ce_default_activation_function")  # fields of a cross-encoder's config.json
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,31 @@ def copy_settings(folder: Path, out: Path) -> None:
     if fields or longest is not None:  # the tokenizer's file is written again
         name = "sentence_bert_config.json" if path is None else path.name
         write_fields(out / name, fields | {"max_seq_length": longest})
+
+
+def scoring_of(folder: Path) -> dict[str, Any]:
+    """The fields of ``config.json`` that say what sentence-transformers and vLLM make of a cross-encoder's number.
+
+    Without them they take its sigmoid; most rankers ask for the number itself.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    path = folder / "config.json"
+    return {name: value for name, value in read_json(path, RESTORE).items() if name in SCORING} if path.exists() else {}
+
+
+def copy_scoring(folder: Path, out: Path) -> None:
+    """Copy the longest text and :func:`scoring_of` from a fine-tuned model's folder into that of the same model in
+    another format; our own ``config.json`` has no place for the latter.
+
+    Raises:
+        DataError: one of the files is damaged.
+    """
+    lengths.copy(folder, out)
+    config = read_json(out / "config.json", RESTORE)
+    if "architectures" in config:
+        write_fields(out / "config.json", config | scoring_of(folder))
 
 
 def prompts_of(folder: Path) -> Prompts:

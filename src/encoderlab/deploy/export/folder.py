@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,6 +45,7 @@ class ExportSettings:
         tolerance: share of the score, or of the agreement, that a graph in int8 may lose.
         prompts: what is put before texts; written for sentence-transformers.
         comparison: the function by which sentence-transformers compares vectors.
+        scoring: fields of ``config.json`` that say what is made of a cross-encoder's number.
     """
 
     to: tuple[GraphFormat, ...] = ("onnx",)
@@ -54,6 +55,7 @@ class ExportSettings:
     tolerance: float = 0.005
     prompts: Prompts = Prompts()
     comparison: str = "cosine"
+    scoring: Mapping[str, Any] = field(default_factory=dict)
 
 
 def export(
@@ -103,7 +105,7 @@ def export(
     def fill(aside: Path) -> None:
         record["format"], record["notes"] = _model_files(model, aside, use)
         if record["format"] == "hf":
-            _complete_config(aside, graph, longest)
+            _complete_config(aside, graph, longest, settings.scoring)
         if use == "states":
             _sentence_files(aside, model, settings, longest)
         if task is not None:
@@ -157,10 +159,12 @@ def _model_files(model: Model, aside: Path, use: Use) -> tuple[str, list[str]]:
     return "hf", notes
 
 
-def _complete_config(aside: Path, graph: Graph, longest: int) -> None:
-    """Add fields that servers read under one name for all families and that ``transformers`` derives."""
+def _complete_config(aside: Path, graph: Graph, longest: int, scoring: Mapping[str, Any]) -> None:
+    """Add fields that servers read under one name for all families and that ``transformers`` derives, and those of
+    ``scoring``.
+    """
     path, encoder = aside / "config.json", graph.model.config.encoder
-    config = read_json(path)
+    config = {**read_json(path), **scoring}
     if config["model_type"] not in ("xlnet", "transfo-xl"):  # transformers refuses a length of these
         usual = {
             "hidden_size": encoder.width,
