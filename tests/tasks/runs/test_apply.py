@@ -537,6 +537,15 @@ def test_a_text_of_the_command_line_has_no_label_to_write(tmp_path, capsys):
         assert "no column 'a'" in messages(capsys, 2, "predict", folder, path, option, "a")
 
 
+def test_a_label_to_write_that_a_file_lacks_is_noticed(tmp_path, capsys):
+    folder, path = saved(ready("single")[0], tmp_path / "model"), tmp_path / "a.jsonl"
+    path.write_text('{"text": "the red cat", "class": "red"}\n{"text": "a cat", "label": null}\n')
+    found, said = answer(capsys, "predict", folder, path, "--with", "gold")
+    assert [one["gold"] for one in found["predictions"]] == [None, None]
+    assert "a.jsonl: 2 rows: no label, so gold is null (first: row 1)" in said
+    assert "gold is null" not in answer(capsys, "predict", folder, path)[1]
+
+
 @pytest.mark.parametrize("kind", ["single", "pair", "tagged"])
 def test_what_predict_writes_has_the_score_of_evaluate(kind, tmp_path, capsys):
     task, _ = ready(kind)

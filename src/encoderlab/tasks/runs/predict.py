@@ -20,7 +20,7 @@ from encoderlab.files import finite, json_line
 from encoderlab.inference import batch_tokens, evaluating, reading_apart
 from encoderlab.model import Model, weights_hash
 from encoderlab.part_files import PartFile
-from encoderlab.tasks.data.examples import in_parts, naming_the_longest
+from encoderlab.tasks.data.examples import in_parts, is_unlabelled, naming_the_longest
 from encoderlab.tasks.data.task import Example, Question, Remarks, Task, Text
 from encoderlab.tasks.forms.base import Answers, FormSettings, Network, Predictions
 from encoderlab.tasks.forms.batching import Item, TaskBatch, sorted_batches
@@ -237,6 +237,8 @@ def predict_file(
     examples, labels = task.stream(path, remarks), predictor.form.head_labels()
     deque(islice(examples, part.lines), maxlen=0)
     for some in in_parts(examples, most=chunk, characters=CHARACTERS):
+        for example in filter(is_unlabelled, some) if "gold" in besides else ():
+            remarks.add("no label, so gold is null", example.row)
         predictions = predictor.predict(some)
         lines = [
             json_line(record(example, value, detail, labels, besides))
