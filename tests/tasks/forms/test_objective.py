@@ -2,19 +2,32 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from encoderlab import models
 from encoderlab.errors import ConfigError
+from encoderlab.model import Model
+from encoderlab.models.base import resized
 from encoderlab.nn.heads import Classification, Tagging
 from encoderlab.nn.noise import Noise
 from encoderlab.tasks.data.splits import completed
+from encoderlab.tasks.data.task import Text
 from encoderlab.tasks.forms.base import FormSettings
 from encoderlab.tasks.forms.batching import pack
+from encoderlab.tasks.forms.classification import ClassificationSettings
 from encoderlab.tasks.forms.objective import TaskObjective, form_of, with_head
 from encoderlab.tasks.forms.span import SpanForm
+from encoderlab.tasks.runs.finetune import prepared
+from encoderlab.tasks.runs.predict import (
+    Predictor,
+)
+from tests.tasks.runs.training import RECIPE, gradients, objective_of
 from tests.tasks.synthetic import data
-from tests.tasks.tiny import model
+from tests.tasks.tiny import WORDS, model
 
 FAMILIES = ("bert", "roberta", "albert", "distilbert", "electra", "convbert", "deberta", "deberta-v3", "xlnet")
 
@@ -94,3 +107,86 @@ def test_where_answers_may_stand(family: str, last: bool) -> None:
     ends = windows.real.sum(1) - 1
     assert windows.allowed[torch.arange(len(ends)), ends].tolist() == [last] * len(ends)
     assert windows.allowed[torch.arange(len(ends)), windows.summary].all() and (windows.allowed <= windows.real).all()
+
+
+@pytest.mark.parametrize("name", ["single", "pair", "number", "tagged", "question", "choice"])
+def test_packing_changes_no_loss_and_no_gradient(name):
+    objective, items, _ = objective_of(name, train=20)
+    objective.double()
+    packed = [pack(items, pad=0, room=80, mode="packed")]
+    dynamic = [pack(items, pad=0, room=80, mode="dynamic")]
+    a, b = gradients(objective, packed, noise=False), gradients(objective, dynamic, noise=False)
+    assert torch.allclose(a, b, rtol=1e-9, atol=1e-12)
+    assert len(packed[0].ids) < 0.5 * len(dynamic[0].ids)
+
+
+def test_texts_that_share_a_row_leave_each_other_alone_in_the_published_convbert_too():
+    start = model("convbert-tiny")
+    start = Model(resized(start.config, conv=replace(start.config.encoder.conv, mask_padding=False)), start.tokenizer)
+    task, splits = data("single", train=20, dev=4)
+    task, recipe = completed(task, splits["train"]), replace(RECIPE, dropout=0.0)
+    network = prepared(start.initialize(1), recipe)
+    form = form_of(task, network, recipe.form)
+    objective = TaskObjective(with_head(network, form, seed=1)[0], form).double()
+    items = form.items(splits["train"].examples, train=True)
+    a, b = (gradients(objective, [pack(items, pad=0, room=80, mode=mode)], noise=False) for mode in ("packed", "fixed"))
+    assert torch.allclose(a, b, rtol=1e-9, atol=1e-12)
+    assert not start.config.encoder.conv.mask_padding
+
+
+@pytest.mark.parametrize("name", ["single", "tagged", "question", "choice"])
+def test_micro_batches_give_the_same_gradient_with_dropout(name):
+    objective, items, _ = objective_of(name, dropout=0.1, train=24)
+    objective.double()
+    whole = pack(items, pad=0, room=48, mode="packed")
+    middle = len(whole) // 2
+    a = gradients(objective, [whole])
+    b = gradients(objective, [whole.slice(0, middle), whole.slice(middle, len(whole))])
+    assert torch.allclose(a, b, rtol=1e-9, atol=1e-12)
+
+
+def losses_of(labels, noisy=True, **settings):
+    """Scores (n, 3), targets and the loss of training on texts with these labels."""
+    task, _ = data("single")
+    task = replace(task, labels=("a", "b", "c"))
+    start = model()
+    form = form_of(task, start, ClassificationSettings(max_length=16, **settings))
+    network, _ = with_head(start, form, seed=1, head=replace(form.head(models.FAMILIES["bert"]), dropout=0.0))
+    objective = TaskObjective(network, form)
+    items = form.items([Text(id=str(i), text=WORDS[i], label=label) for i, label in enumerate(labels)], train=True)
+    batch = pack(items, pad=0, room=64, mode="dynamic")
+    (term,) = objective(batch, noise=Noise(0, 0, batch.rows) if noisy else None)[0].values()
+    scores = np.array(Predictor(objective).outputs(items), dtype=np.float64)
+    return scores, [item.sequences[0].labels["target"] for item in items], float(term.sum.detach())
+
+
+def test_rare_classes_count_more_or_come_more_often():
+    labels = ["a"] * 6 + ["b"] * 3 + ["c"]
+    scores, target, loss = losses_of(labels, balance="weights")
+    log_p = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
+    weights = 10 / (3 * np.array([6, 3, 1]))
+    assert loss == pytest.approx(-sum(weights[y] * row[y] for row, y in zip(log_p, target, strict=True)), rel=1e-4)
+    _, _, plain = losses_of(labels)
+    assert losses_of(labels, noisy=False, balance="weights", smoothing=0.3)[2] == pytest.approx(plain, rel=1e-5)
+    _, target, _ = losses_of(labels, balance="sampling")
+    assert [target.count(i) for i in range(3)] == [6, 6, 6]
+
+
+def test_smoothed_labels_give_every_class_a_share():
+    scores, target, loss = losses_of(["a", "b", "c", "c"], smoothing=0.3)
+    log_p = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
+    shares = 0.7 * np.eye(3)[target] + 0.1
+    assert loss == pytest.approx(-(shares * log_p).sum(), rel=1e-4)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    labels=st.lists(st.sampled_from("abc"), min_size=2, max_size=10).filter(lambda labels: len(set(labels)) > 1),
+    smoothing=st.floats(0.0, 0.9),
+)
+def test_the_weight_of_an_example_is_that_of_its_class_also_with_smoothing(labels, smoothing):
+    scores, target, loss = losses_of(labels, balance="weights", smoothing=smoothing)
+    log_p = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
+    shares = (1 - smoothing) * np.eye(3)[target] + smoothing / 3
+    weights = [len(labels) / (len(set(labels)) * labels.count(label)) for label in labels]
+    assert loss == pytest.approx(-(np.array(weights)[:, None] * shares * log_p).sum(), rel=1e-4)

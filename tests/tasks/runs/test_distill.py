@@ -27,7 +27,7 @@ from encoderlab.tasks.runs.finetune import finetune
 from encoderlab.tasks.runs.predict import Predictor
 from encoderlab.train.recipe import Budget
 from tests.tasks.runs.test_commands import reviews, run
-from tests.tasks.runs.test_finetune import RECIPE, objective_of
+from tests.tasks.runs.training import RECIPE, objective_of
 from tests.tasks.synthetic import data, split
 from tests.tasks.tiny import model
 from tests.terminal import messages

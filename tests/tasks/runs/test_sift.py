@@ -11,7 +11,7 @@ from encoderlab.nn.noise import Noise
 from encoderlab.tasks.forms.batching import pack
 from encoderlab.tasks.runs.finetune import finetune
 from encoderlab.tasks.runs.sift import SiFT, SiFTObjective
-from tests.tasks.runs.test_finetune import RECIPE, objective_of
+from tests.tasks.runs.training import RECIPE, objective_of
 from tests.tasks.synthetic import data
 from tests.tasks.tiny import model
 
