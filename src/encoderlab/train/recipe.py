@@ -236,9 +236,10 @@ class Training(Bounded):
             )
         if isinstance(self.schedule, WarmupStableDecay):
             share = warmup if warmup < 1 else warmup / self.budget.amount
-            if share + self.schedule.decay > 1 + 1e-9:
+            decay = self.schedule.decay
+            if share + decay > 1 + 1e-9:
                 raise ConfigError(
-                    f"a warm-up over {share:g} of the budget and a decay over its last {self.schedule.decay:g} overlap; "
+                    f"a warm-up over {share:g} of the budget and a decay over its last {decay:g} overlap; "
                     "shorten schedule.warmup or schedule.decay"
                 )
         smallest = min(phase.rows for phase in self.phases)
