@@ -98,9 +98,11 @@ def rows(file: File, dialect: Dialect, errors: Errors = "strict") -> Iterator[Ta
     separator = dialect.separator
     with errors_of(str(file)):
         try:
-            for row in _quoted(file, dialect, errors) if dialect.quoted else _unquoted(file, dialect, errors):
-                if row.line > 1 or separator.join(row.cells).strip('"') != f"sep={separator}":
-                    yield row
+            found = _quoted(file, dialect, errors) if dialect.quoted else _unquoted(file, dialect, errors)
+            first = next(found, None)
+            if first is not None and (first.line > 1 or separator.join(first.cells).strip('"') != f"sep={separator}"):
+                yield first
+            yield from found
         except UnicodeDecodeError as error:
             raise _not_utf8(file, error) from None
 
