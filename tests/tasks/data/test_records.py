@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import json
 import lzma
 
 import pytest
@@ -43,7 +44,7 @@ def test_texts_that_parquet_holds_as_bytes(tmp_path):
         ("text\tlabel\na\tpos\nb\tmaybe\n", r"train.tsv:3: label 'maybe' is not one of neg, pos"),
         ("text\tlabel\na\tpos\nb\n", r"train.tsv:3: 1 columns, expected 2; check the separator \(tab\)"),
         ("text\tlabel\n", r"0 examples"),
-        ("", r"train.tsv: has no rows; expected the columns text"),
+        ("", r"train.tsv: has no rows; expected a table or JSON records with text"),
     ],
 )
 def test_bad_tables_are_refused_in_one_line(tmp_path, text, message):
@@ -175,8 +176,18 @@ def test_bad_json(tmp_path):
         load(SENTENCES, write(tmp_path / "train.jsonl", '{"text": "a", "label": "pos"}\n{"text": \n'))
     with pytest.raises(DataError, match=r"train.jsonl:1: int, expected an object"):
         list(Columns(text="text").read(write(tmp_path / "train.jsonl", "5\n6\n"), Remarks(tmp_path)))
-    with pytest.raises(DataError, match=r"train.json: no field 'paragraphs'; expected Questions about passages"):
-        load(task("squad1"), write(tmp_path / "train.json", '{"data": [{"text": "a"}]}'))
+    with pytest.raises(DataError, match=r"train.json: no field 'qas'; expected Questions about passages"):
+        load(task("squad1"), write(tmp_path / "train.json", '{"data": [{"paragraphs": [{"context": "a"}]}]}'))
+    with pytest.raises(DataError, match=r"train.json: has no rows; expected a table or JSON records with text"):
+        load(SENTENCES, write(tmp_path / "train.json", '{"text": "a",\n"label": "pos"}'))
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_records_in_the_list_data_of_an_object(tmp_path, indent):
+    records = [{"text": "a", "label": "pos"}, {"text": "b", "label": "neg"}]
+    path = write(tmp_path / "train.json", json.dumps({"version": "1", "data": records}, indent=indent))
+    assert tables.columns(path, Remarks(path)) == ("text", "label")
+    assert [example.label for example in load(SENTENCES, path).examples] == ["pos", "neg"]
 
 
 def test_one_of_a_file_and_its_compressed_copy_is_read(tmp_path):

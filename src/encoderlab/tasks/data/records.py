@@ -94,8 +94,8 @@ def records(path: Path) -> Iterator[Record]:
     """
     if suffix(path) in COLUMNAR:
         yield from _column_records(path)
-    elif starts_with(path, "["):
-        yield from _json_elements(path)
+    elif (value := _one_value(path)) is not None:
+        yield from _json_elements(path, value)
     else:
         yield from _json_lines(path)
 
@@ -120,8 +120,11 @@ def _named(value: Any, names: Sequence[str]) -> Any:
     return names[value] if isinstance(value, int) and 0 <= value < len(names) else None if value == -1 else value
 
 
-def _json_elements(path: Path) -> Iterator[Record]:
-    for row, item in enumerate(document(path), start=1):
+def _json_elements(path: Path, value: Any) -> Iterator[Record]:
+    items = _listed(value)
+    if items is None:
+        raise DataError(f"{path}: is one JSON object; give a list of objects, an object per line, or a list 'data'")
+    for row, item in enumerate(items, start=1):
         if not isinstance(item, dict):
             raise DataError(f"{path}: element {row} is {type(item).__name__}, expected an object with fields")
         yield Record(row, item, row - 1)
@@ -155,20 +158,37 @@ def document(path: Path) -> Any:
 
 
 def is_document(path: Path) -> bool:
-    """Whether a JSON file is one value over any number of lines, or a list of lists, rather than records.
+    """Whether a JSON file is one value that does not list records: SQuAD's nested form, another object, or a list of
+    lists.
 
     A file named .jsonl or .ndjson has records.
     """
-    if suffix(path) in (".jsonl", ".ndjson"):
+    if suffix(path) in (".jsonl", ".ndjson") or (value := _one_value(path)) is None:
         return False
-    if starts_with(path, "["):
-        return not isinstance((document(path) or [None])[0], dict)
-    first = next((line for _, line in lines(path) if line.strip()), "")
-    try:
-        item = json_value(first)
-    except ValueError:
-        return True
-    return isinstance(item, dict) and isinstance(item.get("data"), list)
+    first = (_listed(value) or [None])[0]
+    return not isinstance(first, dict) or isinstance(value, dict) and "paragraphs" in first
+
+
+def _one_value(path: Path) -> Any:
+    """The value of a JSON file that is a list, or an object over many lines or with a list ``data``; None if each line
+    has a value.
+    """
+    if not starts_with(path, "["):
+        if suffix(path) in (".jsonl", ".ndjson"):
+            return None
+        first = next((line for _, line in lines(path) if line.strip()), "")
+        try:
+            if _listed(json_value(first)) is None:
+                return None
+        except ValueError:
+            pass  # the object goes on in the next line
+    return document(path)
+
+
+def _listed(value: Any) -> list[Any] | None:
+    """The elements of a JSON list, or of the list ``data`` of an object."""
+    value = value.get("data") if isinstance(value, dict) else value
+    return value if isinstance(value, list) else None
 
 
 def table(

@@ -44,7 +44,7 @@ def layout_of(path: Path, layouts: Sequence[Layout]) -> Layout:
     if not needs or (columns and not missing):
         raise DataError(f"{path}: columns {', '.join(columns) or '(none)'}; expected {_description(layouts[0])}")
     if not columns:
-        raise DataError(f"{path}: has no rows; expected the columns {', '.join(needs)}")
+        raise DataError(f"{path}: has no rows; expected a table or JSON records with {', '.join(needs)}")
     shown = ", ".join(map(repr, columns[:12]))
     raise DataError(f"{path}: no column {missing[0]!r} among {shown}{nearest(missing[0], columns)}")
 
