@@ -192,6 +192,17 @@ def test_an_interrupted_study_ends_with_the_same_numbers(
     assert len(execute.done) == 3 and without_clock(record(last)) == without_clock(whole[0])
 
 
+def test_results_stay_on_the_page_while_an_arm_that_came_later_is_tuned(place: Path) -> None:
+    fields: dict[str, Any] = {"budget": {"steps": 2}, "measures": [], "seeds": 1}
+    run(StudyPlan.read(written(place, **fields)), place / "later", InProcess())
+    more = StudyPlan.read(written(place, **fields, arms={"few": None, "new": {"set": {"optim.lr": 0.002}}}))
+    execute = InProcess(most=1)
+    results = run(more, place / "later", execute)
+    assert execute.done == ["trials/new/steps-2/lr-0.002"]
+    assert {cell.arm for cell in results.done} == {"few"}
+    assert results.missing == ["trials/new/steps-2/lr-0.004", "cells/new/steps-2/seed-1"]
+
+
 @pytest.mark.parametrize("kind", ["flip", "cut", "delete", "another number"])
 def test_a_damaged_result_or_input_is_named_and_measured_again(place: Path, kind: str) -> None:
     plan, out = StudyPlan.read(written(place, measures=[], tune=None, seeds=1)), place / f"damaged {kind}"

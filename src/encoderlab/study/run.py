@@ -46,8 +46,8 @@ def run(plan: StudyPlan, out: Path, execute: Execute, *, retry: bool = False, sa
                 tried.setdefault((cell.arm, amount), []).append((cell.trial, trials[cell.name].get("total_loss")))
         here = _choose(plan, amount, tried, say)
         chosen |= here
-        if all(cell.name in trials for cell in to_try):
-            results |= _run(plan, plan.cells(here), out, execute, retry=retry, say=say)
+        tuned = all(cell.name in trials for cell in to_try)  # else only results of earlier calls are read
+        results |= _run(plan, plan.cells(here), out, execute if tuned else _none, retry=retry, say=say)
     return Results(
         plan=plan,
         chosen=chosen,
@@ -115,6 +115,11 @@ def _run(
         what = result["error"] if result["status"] == "failed" else f"loss {loss:.4f}" if loss else "done"
         say(f"{ended.job.name}: {what} ({done} of {len(cells)})")
     return results
+
+
+def _none(jobs: Sequence[Job]) -> Iterator[Ended]:
+    """Start no job."""
+    return iter(())
 
 
 def _twice_if_killed(jobs: Sequence[Job], execute: Execute, say: Say) -> Iterator[Ended]:
