@@ -403,6 +403,7 @@ def test_the_page_is_whole(whole: tuple[dict[str, Any], str, list[str]]) -> None
         ({"budget": {"flops": 1e9, "steps": 3}}, "budget has steps, flops; give one of"),
         ({"budget": {"flop": 1e9}}, "unknown key 'budget.flop'; did you mean 'flops'"),
         ({"budget": {"steps": [4, 4]}}, "expected numbers above 0, each once"),
+        ({"budget": {"steps": [2.4, 4]}}, r"budget.steps is \[2.4, 4\], expected whole numbers"),
         ({"budget": {"tokens": [1500000, 1500001]}}, "two runs would be called .*1.5e.06.*first six digits"),
         ({"budget": {"steps": 4, "parameters": 1000}}, r"arm 'few' at 4 steps: [\d,]+ parameters, budget.parameters"),
         ({"seeds": []}, "expected at least 1 seed"),

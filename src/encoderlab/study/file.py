@@ -227,6 +227,8 @@ def _check_budget(study: Study, where: str) -> None:
         fits = all(isinstance(one, (int, float)) and not isinstance(one, bool) and 0 < one < 1e40 for one in amounts)
         if not amounts or not fits or len(set(amounts)) < len(amounts) or not several and amounts != [value]:
             raise ConfigError(f"{where}: budget.{key} is {value!r}, expected numbers above 0, each once")
+        if key == "steps" and any(one % 1 for one in amounts):
+            raise ConfigError(f"{where}: budget.steps is {value!r}, expected whole numbers")
 
 
 def _arms(study: Study, where: str) -> dict[str, Arm]:
