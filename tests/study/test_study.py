@@ -23,7 +23,7 @@ from encoderlab.execution.local import Ended, Job
 from encoderlab.files import finite, locked
 from encoderlab.interchange.load import load
 from encoderlab.measure.pairs.evaluate import survey
-from encoderlab.sealed import write_record
+from encoderlab.sealed import read_record, write_record
 from encoderlab.study import cell
 from encoderlab.study import plan as plan_module
 from encoderlab.study.file import read
@@ -262,7 +262,7 @@ def test_a_result_that_is_seen_late_is_no_failure(place: Path) -> None:
 
 def test_a_cell_waits_for_an_earlier_process_of_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster repeats a task whose worker is lost, whose process may still be writing a checkpoint."""
-    monkeypatch.setattr(cell, "run", lambda spec: {"status": "done"})
+    monkeypatch.setattr(cell, "run", lambda spec: {"status": "done", "numbers": {"memory": 1}})
     monkeypatch.setattr(cell, "stop_with_parent", lambda: None)
     monkeypatch.setattr(cell, "PATIENCE", 0.0)
     spec, result = tmp_path / "spec.json", tmp_path / "result.json"
@@ -271,6 +271,24 @@ def test_a_cell_waits_for_an_earlier_process_of_the_same(tmp_path: Path, monkeyp
     with locked(tmp_path / ".result.json.lock"):
         assert cell.main(str(spec), str(result)) == Stopped.code and not result.exists()
     assert cell.main(str(spec), str(result)) == 0 and result.exists()
+
+
+def test_a_cell_that_is_measured_again_keeps_the_memory_of_its_training(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields: dict[str, Any] = {"tune": None, "seeds": 1, "budget": {"steps": 2}, "arms": {"few": None}, "measures": []}
+    out, name = place / "memory", "cells/few/steps-2/seed-1.json"
+    monkeypatch.setattr(cell, "stop_with_parent", lambda: None)
+    plan = StudyPlan.read(written(place, **fields))
+    run(plan, out, InProcess(most=0))
+    spec, result = out / "specs" / name, out / "results" / name
+    assert cell.main(str(spec), str(result)) == 0
+    before = read_record(result)
+    write_record(result, before | {"numbers": before["numbers"] | {"memory": 12345}})
+    run(StudyPlan.read(written(place, **fields | {"measures": SMALL["measures"]})), out, InProcess(most=0))
+    assert cell.main(str(spec), str(result)) == 0
+    after = read_record(result)
+    assert "minimal pairs" in after["scores"] and after["numbers"]["memory"] == 12345 < before["numbers"]["memory"]
 
 
 def test_other_settings_in_the_same_folder_are_refused(place: Path) -> None:

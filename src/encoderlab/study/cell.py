@@ -29,12 +29,13 @@ from encoderlab.measure.pairs.reading import find, read, sample
 from encoderlab.measure.pairs.scorers import scorers_of
 from encoderlab.measure.runs import RunRecord, asked, read_run
 from encoderlab.model import count_parameters
-from encoderlab.sealed import write_record
+from encoderlab.sealed import Damaged, read_record, write_record
 from encoderlab.study.file import KINDS, Finetune, Pairs, folder_name
 from encoderlab.study.plan import data_hash, labelled_data, task_fields
 from encoderlab.tasks.runs import trials
 from encoderlab.tasks.runs.protocol import at_point
 from encoderlab.tasks.runs.published import protocol
+from encoderlab.train.distributed import join
 from encoderlab.train.evidence import is_number
 from encoderlab.train.folder import peak_memory
 from encoderlab.train.pretraining import pretrain
@@ -46,14 +47,16 @@ PATIENCE = 120.0  # seconds for an earlier process of the same cell to end, as a
 
 
 def run(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Train and measure one cell; returns its result.
+    """Train and measure one cell; returns its result. The peak memory is None if the training was finished before.
 
     Raises:
         EncoderlabError: what :func:`pretrain` or a measure raises.
     """
     torch.set_num_threads(spec["threads"])
     recipe, folder, base = from_dict(Recipe, spec["recipe"]), Path(spec["run"]), Path(spec["base"])
+    finished = (folder / "model").exists()  # by an earlier process
     outcome = pretrain(recipe, Path(spec["corpus"]["path"]), folder)
+    memory = None if finished else peak_memory(join(recipe.execution.device).device)  # before that of the measures
     record = read_run(folder)
     held = record.valid[-1]
     term = record.term
@@ -85,7 +88,7 @@ def run(spec: Mapping[str, Any]) -> dict[str, Any]:
             "flops": last["flops"],
             "seconds": last["seconds"],
             "tokens_per_second": last["tokens"] / max(last["seconds"], 1e-9),
-            "memory": peak_memory(),
+            "memory": memory,
             "parameters": count_parameters(model.config)["total"],
         },
         "details": details,
@@ -141,6 +144,8 @@ def main(spec: str, result: str) -> int:
         with _held(Path(result)):
             try:
                 outcome = run(json.loads(Path(spec).read_text(encoding="utf-8")))
+                if outcome["numbers"]["memory"] is None:
+                    outcome["numbers"]["memory"] = _memory_before(Path(result))
             except Stopped:
                 raise
             except EncoderlabError as error:
@@ -150,6 +155,13 @@ def main(spec: str, result: str) -> int:
         log.info("%s", error)
         return error.code
     return 0
+
+
+def _memory_before(result: Path) -> float | None:
+    """The peak memory of training in the result of a cell that is measured again; None if it is not known."""
+    with contextlib.suppress(FileNotFoundError, Damaged):
+        return read_record(result).get("numbers", {}).get("memory")
+    return None
 
 
 @contextlib.contextmanager
