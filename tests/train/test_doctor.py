@@ -300,6 +300,7 @@ def line(step: int, loss: float, **changes: Any) -> dict[str, Any]:
         "counts": {"mlm": 1500},
         "accuracy": {"mlm": 0.3},
         "lr": 1e-3,
+        "seconds": step / 10,
         "grad_norm": 0.5,
         "grad_norm_max": 0.8,
         "update_ratio": 2e-3,
@@ -551,8 +552,9 @@ def test_a_last_line_that_was_cut_is_left_out(tmp_path: Path, caplog: pytest.Log
         '{"split": "valid"}',
         '{"split": "train", "step": 1}',
         '{"split": "train", "step": 1, "losses": null}',
-        '{"split": "train", "step": 1, "tokens": 9, "losses": {}, "ls": 0.1}',
-        '{"split": "train", "step": 1, "tokens": 9, "losses": {"mlm": 7.0}, "counts": {"mln": 3}, "lr": 0.1}',
+        '{"split": "train", "step": 1, "tokens": 9, "losses": {}, "ls": 0.1, "seconds": 2.0}',
+        '{"split": "train", "step": 1, "tokens": 9, "losses": {}, "lr": 0.1, "secondr": 2.0}',
+        '{"split": "train", "step": 1, "tokens": 9, "losses": {"m": 7}, "counts": {"n": 3}, "lr": 1, "seconds": 2}',
     ],
 )
 def test_lines_of_something_else_are_named(text: str, tmp_path: Path) -> None:

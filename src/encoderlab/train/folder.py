@@ -193,7 +193,7 @@ def has_metrics(line: Mapping[str, Any]) -> bool:
     if line.get("split") != "train" or "step" not in line:
         return {"split", "step"} <= line.keys()
     losses, accuracy, counts = parts = [line.get(name, {}) for name in ("losses", "accuracy", "counts")]
-    if not {"losses", "tokens", "lr"} <= line.keys() or not all(isinstance(part, dict) for part in parts):
+    if not {"losses", "tokens", "lr", "seconds"} <= line.keys() or not all(isinstance(part, dict) for part in parts):
         return False
     return losses.keys() | accuracy.keys() <= counts.keys()
 
