@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from encoderlab.errors import ConfigError
 from encoderlab.storage import cache, places
+from tests.storage.flaky import serving
 
 
 def test_processes_that_want_one_file_fetch_it_once(s3):
@@ -41,6 +43,32 @@ def test_a_damaged_file_of_the_cache_is_fetched_again(s3, caplog, name, how):
     damaged.unlink() if how == "delete" else damaged.write_bytes(data if how == "flip" else data[:9])
     assert cache.file(f"{s3.bucket}/a.csv").read_bytes() == b"text,label\n" * 9
     assert ("has changed since it was fetched" in caplog.text) == (how != "delete") and not killed.exists()
+
+
+@pytest.mark.parametrize("header", ["ETag", "Last-Modified", None])
+def test_a_file_of_the_web_that_changed_is_fetched_again(monkeypatch, tmp_path, header):
+    pytest.importorskip("aiohttp")
+    monkeypatch.setenv("ENCODERLAB_HOME", str(tmp_path))
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(web.text)))
+            if header is not None:
+                self.send_header(header, web.version)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(web.text)
+
+        do_HEAD = do_GET
+        log_message = lambda self, *words: None  # noqa: E731
+
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as web:
+        url = f"http://127.0.0.1:{web.server_address[1]}/a.csv"
+        web.text, web.version = b"good,1", "Thu, 01 Jan 2026 00:00:00 GMT"
+        assert cache.file(url).read_bytes() == cache.file(url).read_bytes() == b"good,1"
+        web.text, web.version = b"good,0", "Thu, 01 Jan 2026 00:00:01 GMT"  # of the same size
+        assert cache.file(url).read_bytes() == b"good,0"
 
 
 def test_the_cache_stays_within_its_limit(s3, tmp_path, monkeypatch):

@@ -7,8 +7,9 @@
 Next to each file is its hash, which is compared whenever the file is used (about a second per GB); shards have
 theirs in the manifest, and training verifies them.
 
-The names have a hash of the URL and of the state of the remote file, so a changed file is fetched again. Above the
-limit (``ENCODERLAB_CACHE_GB``, 50 by default) the least recently used files are deleted.
+The names have a hash of the URL and of the state of the remote file, so a changed file is fetched again. So is one of a
+web server that names no version of it (ETag or Last-Modified), whenever a command asks for it. Above the limit
+(``ENCODERLAB_CACHE_GB``, 50 by default) the least recently used files are deleted.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def file(url: str) -> Path:
     """
     state = places.info(url, fresh=True)
     path = _root() / "files" / _key(url, str(state)) / _name(url)
-    _supply(path, url, state.size if state.size >= 0 else None, None)
+    _supply(path, url, state.size if state.size >= 0 else None, None, again=not state.version)
     return path
 
 
@@ -112,21 +113,21 @@ def _folder(url: str, names: dict[str, str]) -> Path:
     return folder
 
 
-def _supply(path: Path, url: str, size: int | None, sha256: str | None) -> None:
-    """Fetch ``url`` to ``path`` unless an intact copy is there; if several processes ask, one fetches and the others
-    wait.
+def _supply(path: Path, url: str, size: int | None, sha256: str | None, *, again: bool = False) -> None:
+    """Fetch ``url`` to ``path`` unless an intact copy is there, or ``again``; if several processes ask, one fetches and
+    the others wait.
     """
-    if _is_whole(path):
+    if not again and _is_whole(path):
         os.utime(path)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_name(f".{path.name}.lock"), "ab") as lock:
         if fcntl is not None:
             fcntl.flock(lock, fcntl.LOCK_EX)
-        if _is_whole(path):
+        if not again and _is_whole(path):
             return
         remove_leftovers(path.parent.glob(f".{glob.escape(path.name)}.*.tmp"))
-        if path.exists() and _hash_file(path).exists():
+        if not again and path.exists() and _hash_file(path).exists():
             log.warning("%s: has changed since it was fetched; %s is fetched again", path, url)
         digest, count = hashlib.sha256(), 0
         with open_file(url) as source, replace_file(path) as target:

@@ -47,7 +47,7 @@ class Absent(DataError):
 
 
 class Info(NamedTuple):
-    """The size of a file in bytes, and its version, which changes with the file."""
+    """The size of a file in bytes, and its version, which changes with the file; empty if a web server names none."""
 
     size: int
     version: str | int
@@ -198,9 +198,8 @@ def info(path: str | os.PathLike[str], *, fresh: bool = False) -> Info:
 
 
 def _info(entry: dict[str, Any]) -> Info:
-    mark = next(
-        (entry[key] for key in ("ETag", "etag", "blob_id", "LastModified", "mtime", "created") if key in entry), ""
-    )
+    marks = ("ETag", "etag", "blob_id", "LastModified", "Last-Modified", "mtime", "created")
+    mark = next((entry[key] for key in marks if key in entry), "")
     size = entry.get("size")
     return Info(-1 if size is None else int(size), str(mark).strip('"'))
 
