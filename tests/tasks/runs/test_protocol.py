@@ -163,4 +163,6 @@ def test_unknown_names_are_refused():
         parse_grid(["lr"])
     with pytest.raises(ConfigError, match="--grid optim.lr=2: optim.lr is given twice; give all its values at once"):
         parse_grid(["lr=1", "optim.lr=2"])
+    with pytest.raises(ConfigError, match="--grid seed=1,2: every point gets the seeds of --seeds and --set seed=N"):
+        parse_grid(["lr=1", "seed=1,2"])
     assert parse_grid(["lr=5e-5,1e-4", "epochs=3,10"]) == {"optim.lr": (5e-5, 1e-4), "epochs": (3, 10)}

@@ -172,13 +172,15 @@ def split_assignments(words: Sequence[str], flag: str, expected: str) -> Iterato
     """The path of the field and the values of each ``field=values``; ``flag`` and ``expected`` are for the message.
 
     Raises:
-        ConfigError: one has no field or no values, or two have one field.
+        ConfigError: one has no field or no values, two have one field, or one is the seed.
     """
     seen = set()
     for word in words:
         name, _, values = word.partition("=")
         if not name or not values:
             raise ConfigError(f"{flag} {word}: expected {expected}")
+        if name == "seed":
+            raise ConfigError(f"{flag} {word}: every point gets the seeds of --seeds and --set seed=N; leave it out")
         if spelled_out(name) in seen:
             raise ConfigError(f"{flag} {word}: {name} is given twice; give all its values at once, {name}=value,value")
         seen.add(spelled_out(name))
