@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,21 @@ def test_a_run_at_a_url_continues_on_another_machine(s3, tmp_path, monkeypatch):
     assert "checkpoints/step-3/manifest.json" in names and not any("step-1/" in name for name in names)
     assert places.read_bytes(f"{url}/checkpoints/latest") == b"step-3"
     assert "writer.json" not in names
+
+
+@pytest.mark.parametrize("folder_stays", [True, False])
+def test_a_working_folder_that_was_emptied_is_restored(s3, folder_stays):
+    url = f"{s3.bucket}/runs/emptied"
+    with written_folder(url) as folder:
+        write_checkpoint(folder, 1)
+        made = tree_of(folder)
+    shutil.rmtree(folder)
+    if folder_stays:
+        folder.mkdir()
+    with written_folder(url) as folder:
+        assert tree_of(folder) == made
+        (folder / "metrics.jsonl").write_text("1\n")
+    assert f"{url}/checkpoints/step-1/weights" in places.find(url)
 
 
 def test_every_moment_of_an_upload_is_a_folder_that_can_be_continued(s3, tmp_path, monkeypatch):

@@ -163,7 +163,8 @@ class Mirror:
         files = {name: (entry["size"], entry["time"]) for name, entry in index["files"].items()}
         self._indexed = files | index["links"]
         self._pushes = [index["push"]]
-        if index["push"] in state.get("pushes", []):  # both are None if no upload was ever complete
+        emptied = bool(files) and not self._listing()  # somebody freed the space of the cache
+        if index["push"] in state.get("pushes", []) and not emptied:  # both are None if no upload was ever complete
             restored = state.get("restored", {})
             self._restored = {name: tuple(one) if isinstance(one, list) else one for name, one in restored.items()}
         else:
