@@ -203,4 +203,4 @@ def test_a_score_that_is_not_finite_is_not_drawn(tmp_path) -> None:
 def test_a_run_that_learnt_nothing_says_so_on_the_page(tmp_path: Path) -> None:
     lazy = replace(PROTOCOL, recipe=replace(RECIPE, optim=AdamW(lr=1e-9)), seeds=1)
     page = make([trained("single", tmp_path / "lazy", lazy)]).html
-    assert re.search(r'class="finding error"><b>nothing learned</b> the loss never left 1\.\d\d nats', page)
+    assert re.search(r'class="finding error"><b>nothing learned</b> the loss never fell below 1\.\d\d nats', page)

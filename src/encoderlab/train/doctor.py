@@ -173,7 +173,7 @@ def nothing_learned(e: Evidence) -> Finding | None:
     return Finding(
         "nothing learned",
         "error",
-        f"the loss never left {chance:.2f} nats{named}, that of guessing by how often labels occur, in "
+        f"the loss never fell below {chance:.2f} nats{named}, that of guessing by how often labels occur, in "
         f"{e.train[-1]['step']:,} updates at rate {rate:g}",
         "raise optim.lr or train longer, and check that labels belong to their texts",
     )
