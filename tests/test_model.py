@@ -219,6 +219,14 @@ def test_a_mask_beyond_the_longest_row_is_found(
         model.fill_mask(" ".join(words))
 
 
+def test_a_mask_beyond_the_positions_of_a_mask_decoder_is_found(tokenizer: Tokenizer) -> None:
+    """The encoder reads longer rows, and so does ``encode``."""
+    model = build("deberta-tiny", tokenizer=tokenizer, mask_decoder=32, **TINY)
+    (guesses,) = model.fill_mask("the " * 60 + "[MASK]", top=3)
+    assert len(guesses) == 3 and guesses[0].sequence.count("the") in (29, 30)
+    assert inference.limit(model) == 512
+
+
 def test_texts_that_are_cut_are_counted(
     tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -171,6 +171,11 @@ def limit(model: Model) -> int:
     return min(LONGEST, model.config.encoder.max_length or LONGEST)
 
 
+def limit_of_masks(model: Model) -> int:
+    """:func:`limit` for a row in which masked tokens are predicted."""
+    return min(LONGEST, model.config.longest_masked or LONGEST)
+
+
 def first_token(model: Model) -> int:
     """The token from which a model predicts the first one of a text left to right.
 
@@ -334,7 +339,7 @@ def fill_mask(
     if not isinstance(text, str):
         raise ConfigError(f"fill_mask got {type(text).__name__}, expected one text; call it for each")
     mask = tokenizer.special.mask
-    encoding, longest = tokenizer.encode(text), limit(model)
+    encoding, longest = tokenizer.encode(text), limit_of_masks(model)
     masked = np.flatnonzero(np.asarray(encoding.ids) == mask)
     if not len(masked):
         raise ConfigError(f"{text!r:.80} has no {tokenizer.token(mask)}; write it where a word is to be predicted")

@@ -362,6 +362,12 @@ def test_models_of_few_positions_are_exported(positions: int, tmp_path: Path) ->
     assert export(model, "states", tmp_path / "out", ExportSettings(), say=lambda _: None)["longest"] == positions
 
 
+def test_a_graph_that_fills_masks_reads_no_further_than_the_mask_decoder() -> None:
+    network = small("deberta-tiny")
+    model = Model(replace(network.config, mask_decoder=9), network.tokenizer).initialize(0)
+    assert [Graph(model, use).longest for use in ("fill-mask", "states")] == [9, 512]
+
+
 def test_what_cannot_be_written_ends_the_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is no reason for another format, and of a process that was killed nothing stays."""
     model = small("bert-tiny")

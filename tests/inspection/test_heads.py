@@ -279,6 +279,18 @@ def test_a_left_to_right_model_is_measured_on_rows_as_in_its_training(tmp_path: 
         assert batch.labels["targets"].flatten().tolist() == line[1 : 128 * 5 + 1]
 
 
+def test_rows_are_no_longer_than_the_positions_of_a_mask_decoder(tmp_path: Path) -> None:
+    """Of the model, or of the generator of a discriminator."""
+    (tmp_path / "texts.txt").write_text("the cat sat on the mat and the dog runs under it .\n" * 60)
+    network = tiny("deberta-v2-tiny")
+    decoder = Model(replace(network.config, mask_decoder=24), network.tokenizer).initialize(0)
+    detector = tiny("deberta-v3-tiny")
+    for model, generator in ((decoder, None), (detector, decoder)):
+        objective = objective_of(model, generator)
+        batches = batches_of(objective, model, str(tmp_path / "texts.txt"), 4)
+        assert batches[0].ids.shape == (4, 24) and np.isfinite(losses(objective, batches)["loss"])
+
+
 @pytest.mark.parametrize("rows", [2, 3, 17, 20, 33])
 def test_one_half_of_the_rows_chooses_heads_and_the_other_one_is_scored(tmp_path: Path, rows: int) -> None:
     (tmp_path / "text.txt").write_text("the cat sat on the mat and the dog runs under it .\n" * 60 * rows)

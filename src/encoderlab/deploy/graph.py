@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from encoderlab.errors import ConfigError
-from encoderlab.inference import check_fills_masks, limit, pooled, reading_apart, tokenizer_of
+from encoderlab.inference import check_fills_masks, limit, limit_of_masks, pooled, reading_apart, tokenizer_of
 from encoderlab.model import Model
 from encoderlab.nn.encoder import Chosen, States
 from encoderlab.nn.heads import Classification, LMHead, SpanHead, TaggingHead, place_before
@@ -108,7 +108,8 @@ class Graph(nn.Module):
         """The largest number of tokens that a row should have: the positions, the distinguished distances, or 512."""
         encoder = self.model.config.encoder
         span = encoder.position.span
-        return limit(self.model) if encoder.max_length or span is None else min(span, limit(self.model))
+        most = limit_of_masks(self.model) if self.use == "fill-mask" else limit(self.model)
+        return most if encoder.max_length or span is None else min(span, most)
 
     def forward(
         self,

@@ -16,7 +16,7 @@ from encoderlab.corpus.manifest import MANIFEST, verify
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.inference import limit, tokenizer_of
+from encoderlab.inference import limit_of_masks, tokenizer_of
 from encoderlab.inspection.texts import sentences
 from encoderlab.model import Model
 from encoderlab.nn.heads import LMHead
@@ -68,15 +68,16 @@ def batches_of(objective: Objective, model: Model, source: str, count: int) -> l
     """
     tokenizer, device = tokenizer_of(model), next(model.parameters()).device
     rows_of = _windows if model.config.encoder.causal else _rows
-    rows = list(islice(rows_of(_texts(tokenizer, source), tokenizer, _length(model)), count))
+    length = min(_length(network) for network in objective.models().values())
+    rows = list(islice(rows_of(_texts(tokenizer, source), tokenizer, length), count))
     if len(rows) < 2:
-        raise DataError(f"{source:.60}: has {len(rows)} rows of {_length(model)} tokens, expected 2; give more text")
+        raise DataError(f"{source:.60}: has {len(rows)} rows of {length} tokens, expected 2; give more text")
     starts = range(0, len(rows), ROWS)
     return [objective.make_batch(rows[start : start + ROWS], seed=0).to(device) for start in starts]
 
 
 def _length(model: Model) -> int:
-    return min(LENGTH, limit(model))
+    return min(LENGTH, limit_of_masks(model))
 
 
 def _texts(tokenizer: Tokenizer, source: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:

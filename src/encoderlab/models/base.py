@@ -62,6 +62,13 @@ class ModelConfig(Bounded):
             )
 
     @property
+    def longest_masked(self) -> int | None:
+        """The longest row, in tokens, in which masked tokens are predicted; None for no limit. A mask decoder may have
+        fewer positions than the encoder reads.
+        """
+        return min((most for most in (self.encoder.max_length, self.mask_decoder) if most), default=None)
+
+    @property
     def reads_both_ways(self) -> bool:
         """Whether the model predicts masked tokens and, of a text read from left to right, the next one (GPT-BERT).
         Convolutions would read later tokens.

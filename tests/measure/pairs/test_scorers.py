@@ -280,6 +280,16 @@ def test_long_sentences_are_scored_in_parts(monkeypatch: pytest.MonkeyPatch) -> 
     np.testing.assert_allclose(parts, whole, atol=1e-4)
 
 
+def test_a_mask_decoder_reads_no_further_than_its_positions() -> None:
+    """DeBERTa's encoder itself has no limit."""
+    model = model_of("deberta-v2")
+    scorer = Masked(model)
+    (sentence,) = scorer.tokenizer.encode_batch(["a " * 94])
+    assert model.config.encoder.max_length is None and scorer.longest == len(sentence) == 94
+    assert np.isfinite(scorer([sentence])).all()
+    assert Masked(model_of("bert")).longest == 94 and Masked(model_of("xlnet")).longest is None
+
+
 def test_which_measures_a_model_has() -> None:
     generator, discriminator = model_of("electra-generator"), model_of("electra")
     measures = [scorer.measures for scorer in scorers_of(discriminator, generator)]

@@ -118,8 +118,12 @@ class _OnFramedRows:
 
     @property
     def longest(self) -> int | None:
-        longest = self.model.config.encoder.max_length
+        longest = self._longest_row
         return None if longest is None else longest - _frame_size(self.tokenizer)
+
+    @property
+    def _longest_row(self) -> int | None:
+        return self.model.config.encoder.max_length
 
 
 class Masked(_OnFramedRows):
@@ -139,6 +143,10 @@ class Masked(_OnFramedRows):
         before = np.cumsum([len(sentence) ** 2 for sentence in distinct]) // HELD  # a row for each token
         parts = np.split(np.arange(len(distinct)), np.flatnonzero(np.diff(before)) + 1)
         return np.concatenate([self._scores([distinct[place] for place in part]) for part in parts])[back]
+
+    @property
+    def _longest_row(self) -> int | None:
+        return self.model.config.longest_masked
 
     @torch.inference_mode()
     def _scores(self, distinct: Sequence[Encoding]) -> np.ndarray:
