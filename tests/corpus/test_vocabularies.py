@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 
 import pytest
 import tokenizers
+from tokenizers import processors
 
 from encoderlab.corpus import chunks
 from encoderlab.corpus.tokenizer import Tokenizer
@@ -275,6 +277,29 @@ def test_added_words_are_found_in_the_text_as_it_is_read(listed: bool, tmp_path:
     assert tokenizer.special_tokens.others == ("<b>",) and tokenizer.encode("<B>").ids[0] != 9
     tokenizer.save(tmp_path / "b")
     assert Tokenizer.load(tmp_path / "b").encode("The River <b>").ids.tolist() == [5, 8, 9]
+
+
+@pytest.mark.parametrize(
+    ("frame", "said"),
+    [("[CLS] $A [SEP]", None), ("[CLS] $A", r"puts \[CLS\] around a text, and"), (None, "puts no special tokens")],
+)
+def test_a_model_whose_rows_have_other_special_tokens_is_said(
+    frame: str | None, said: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = wordpiece(WORDS[:8], lowercase=True)
+    special = [("[CLS]", 2), ("[SEP]", 3)]
+    if frame is not None:
+        backend.post_processor = processors.TemplateProcessing(single=frame, pair=f"{frame} $B", special_tokens=special)
+    backend.enable_padding(length=9)
+    backend.enable_truncation(1)
+    kind = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    place = write(tmp_path, tokenizer__json=backend.to_str(), tokenizer_config__json=json.dumps(kind))
+    with caplog.at_level("WARNING", "encoderlab"):
+        Tokenizer.load(place)
+        assert not caplog.messages  # a vocabulary alone has no weights that know other rows
+        write(tmp_path, config__json=json.dumps({"model_type": "bert"}))
+        assert Tokenizer.load(place).frame([5])[0].tolist() == [2, 5, 3]
+    assert len(caplog.messages) == (said is not None) and all(re.search(said or "", text) for text in caplog.messages)
 
 
 @pytest.mark.parametrize("kind", ["RobertaTokenizer", "RobertaTokenizerFast", "PreTrainedTokenizerFast"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
+import logging
 import struct
 import zlib
 from collections.abc import Iterable
@@ -18,6 +19,8 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from encoderlab.corpus import sentencepiece_model
 from encoderlab.corpus.special_tokens import FAMILIES, FRAMINGS, KINDS, FramingKind, SpecialTokens, guess
 from encoderlab.errors import ConfigError, DataError, nearest
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -128,6 +131,8 @@ def read(
         vocabulary.backend.add_special_tokens(
             [token for token in special_tokens.added_tokens(kind) if token.content in missing]
         )
+    if suffix == "json" and config.kind not in ("", *_CLASSES) and (path / "config.json").exists():
+        _warn_of_other_frames(vocabulary.backend, special_tokens, file)
     return TokenizerParts(vocabulary.backend, special_tokens, vocabulary.options)
 
 
@@ -426,6 +431,24 @@ def _framing(processor: Any) -> FramingKind | None:
     if kind == "TemplateProcessing":
         return _FRAMINGS.get("".join("T" if "Sequence" in piece else "s" for piece in processor["pair"]))
     return {"BertProcessing": _FRAMINGS["sTsTs"], "RobertaProcessing": _FRAMINGS["sTssTs"]}.get(str(kind))
+
+
+def _warn_of_other_frames(backend: tokenizers.Tokenizer, special_tokens: SpecialTokens, file: Path) -> None:
+    """Of a model's folder: print if ``transformers``, which takes the file as it is, puts other special tokens around a
+    text than rows have here.
+    """
+    backend.no_padding()
+    backend.no_truncation()
+    frame = backend.encode("")
+    theirs = [token for token, special in zip(frame.tokens, frame.special_tokens_mask, strict=True) if special]
+    ours = [special_tokens.cls, special_tokens.sep]
+    if theirs != (ours[::-1] if special_tokens.framing == "xlnet" else ours):
+        log.warning(
+            "%s: puts %s around a text, and rows have %s and %s here: results differ from those of transformers",
+            file,
+            " and ".join(theirs) or "no special tokens",
+            *ours,
+        )
 
 
 def find_file(folder: Path) -> Path | None:
