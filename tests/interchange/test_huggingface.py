@@ -80,6 +80,21 @@ def test_rows_before_the_positions_of_roberta_are_kept(tmp_path: Path) -> None:
     assert (tmp_path / "again" / WEIGHTS).read_bytes() == (tmp_path / "out" / WEIGHTS).read_bytes()
 
 
+@pytest.mark.parametrize(("family", "said"), [("roberta", False), ("bert", True)])
+def test_a_padding_id_of_another_tokenizer_is_said(
+    family: str, said: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """``transformers`` counts no position at the unknown token of BERT's vocabulary, whose id is RoBERTa's padding."""
+    model = make(resized(CONFIGS["roberta"], vocab=300))
+    assert model.config.encoder.position.offset == 2
+    huggingface.save(model, tmp_path / "out")
+    kind = "bpe" if family == "roberta" else "wordpiece"
+    Tokenizer.train(kind, ["the letters alone"] * 9, 261 if kind == "bpe" else 25, family=family).save(tmp_path / "out")
+    with caplog.at_level("WARNING", "encoderlab"):
+        load(tmp_path / "out")
+    assert any(r"of texts with its token 1 ([UNK]) differ" in text for text in caplog.messages) == said
+
+
 def test_the_map_of_albert_at_equal_widths(tmp_path: Path) -> None:
     model = make(resized(CONFIGS["albert"], embed_width=128))
     huggingface.save(model, tmp_path / "out")

@@ -6,6 +6,7 @@ Names of weights are mapped by :mod:`encoderlab.interchange.name_tables`, config
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,6 +30,8 @@ from encoderlab.nn.heads import Classification
 from encoderlab.nn.positions import Absolute
 from encoderlab.nn.pruning import NO_HEAD, with_heads
 from encoderlab.nn.spanconv import SpanDynamic
+
+log = logging.getLogger(__name__)
 
 NAME_TABLES = {
     "bert": name_tables.BERT,
@@ -75,7 +78,23 @@ def load(folder: str | os.PathLike[str], *, allow_missing: bool = False) -> Mode
     if untied and model.config.lm is not None:  # without an LM head there is no output table to tie
         Fields(data, source).only(TIED, True)
     reading.give_tokenizer(model, _tokenizer(folder), folder)
+    _warn_of_uncounted(model, source)
     return model
+
+
+def _warn_of_uncounted(model: Model, source: str) -> None:
+    """Print if ``transformers`` counts no position at a token of texts: positions start after the padding id of the
+    configuration (RoBERTa), and the tokenizer has another.
+    """
+    offset, tokenizer = model.config.encoder.position.offset, model.tokenizer
+    if tokenizer is None or not 0 < offset <= tokenizer.vocab_size or offset == tokenizer.special.pad + 1:
+        return
+    token, pad = tokenizer.token(offset - 1), tokenizer.special.pad
+    log.warning(
+        "%s: pad_token_id is %d, but the tokenizer pads with %d: results of texts with its token %d (%s) differ from "
+        "those of transformers, which counts no position there",
+        *(source, offset - 1, pad, offset - 1, token),
+    )
 
 
 def name_table_of(config: ModelConfig, model_type: str) -> names.NameTable:
