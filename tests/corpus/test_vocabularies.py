@@ -171,6 +171,21 @@ def test_a_model_with_wrong_settings_is_refused(fields: bytes, trained: dict[str
         Tokenizer.load(tmp_path / "spiece.model")
 
 
+def test_a_model_with_other_spaces_is_refused(trained: dict[str, Tokenizer], tmp_path: Path) -> None:
+    """Other tokens would be found; pieces of several words need such pieces, not only their setting."""
+    whole, path = model_file(trained["unigram"]), tmp_path / "spiece.model"
+    several = b"\x12\x03\xb0\x01\x00"  # trainer_spec: split_by_whitespace false
+    path.write_bytes(whole + b"\x12\x03\xc0\x01\x01")
+    with pytest.raises(DataError, match=r"spiece.model: treat_whitespace_as_suffix is not supported"):
+        Tokenizer.load(path)
+    path.write_bytes(whole + several)
+    assert Tokenizer.load(path).encode("the text").ids.tolist() == trained["unigram"].encode("the text").ids.tolist()
+    piece = "a▁b".encode()
+    path.write_bytes(whole + several + bytes([0x0A, len(piece) + 2, 0x0A, len(piece)]) + piece)
+    with pytest.raises(DataError, match=r"spiece.model: split_by_whitespace false, .* is not supported"):
+        Tokenizer.load(path)
+
+
 def test_a_model_with_a_piece_without_text(trained: dict[str, Tokenizer], tmp_path: Path) -> None:
     whole = model_file(trained["unigram"])
     (tmp_path / "without.model").write_bytes(whole)

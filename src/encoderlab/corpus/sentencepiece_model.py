@@ -42,6 +42,8 @@ class SentencePieceModel:
     character_map: bytes = b""
     dummy_prefix: bool = True
     remove_extra_spaces: bool = True
+    space_after: bool = False  # the space after a word belongs to it, not the one before it
+    words: bool = True  # no piece goes on after a space
 
     @property
     def unk(self) -> int:
@@ -81,6 +83,8 @@ def parse(data: bytes) -> SentencePieceModel:
         character_map=character_map,
         dummy_prefix=bool(normalizer.get(3, 1)),
         remove_extra_spaces=bool(normalizer.get(4, 1)),
+        space_after=bool(trainer.get(24, 0)),
+        words=bool(trainer.get(22, 1)) or not any("▁" in piece.text[1:] for piece in pieces),
     )
 
 
