@@ -95,6 +95,23 @@ def test_a_padding_id_of_another_tokenizer_is_said(
     assert any(r"of texts with its token 1 ([UNK]) differ" in text for text in caplog.messages) == said
 
 
+@pytest.mark.parametrize(("case", "said"), [("bert", True), ("distilbert", False)])
+def test_a_tokenizer_without_the_segments_of_the_model_is_said(
+    case: str, said: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """``transformers`` then gives the second text of a pair the segment of the first."""
+    model = make(resized(CONFIGS[case], vocab=25))
+    model.tokenizer = Tokenizer.train("wordpiece", ["the letters alone"] * 9, 25)
+    huggingface.save(model, tmp_path / "out")
+    path = tmp_path / "out" / "tokenizer_config.json"
+    with caplog.at_level("WARNING", "encoderlab"):
+        load(tmp_path / "out")
+        assert not caplog.messages
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"model_input_names": ["input_ids"]}))
+        load(tmp_path / "out")
+    assert any("model_input_names has no token_type_ids" in text for text in caplog.messages) == said
+
+
 def test_the_map_of_albert_at_equal_widths(tmp_path: Path) -> None:
     model = make(resized(CONFIGS["albert"], embed_width=128))
     huggingface.save(model, tmp_path / "out")

@@ -24,6 +24,7 @@ from encoderlab.interchange import folder as folders
 from encoderlab.interchange.assemble import assemble
 from encoderlab.interchange.configs.fields import Fields
 from encoderlab.interchange.files import SAFE, read_json, read_tensors, write_weights
+from encoderlab.interchange.lengths import TOKENIZER
 from encoderlab.model import Model
 from encoderlab.models.base import ModelConfig
 from encoderlab.nn.heads import Classification
@@ -33,6 +34,7 @@ from encoderlab.nn.spanconv import SpanDynamic
 
 log = logging.getLogger(__name__)
 
+INPUTS, SEGMENTS = "model_input_names", "token_type_ids"  # a field of the tokenizer's file, and an entry
 NAME_TABLES = {
     "bert": name_tables.BERT,
     "roberta": name_tables.ROBERTA,
@@ -79,6 +81,7 @@ def load(folder: str | os.PathLike[str], *, allow_missing: bool = False) -> Mode
         Fields(data, source).only(TIED, True)
     reading.give_tokenizer(model, _tokenizer(folder), folder)
     _warn_of_uncounted(model, source)
+    _warn_of_segments(model, folder / TOKENIZER)
     return model
 
 
@@ -95,6 +98,19 @@ def _warn_of_uncounted(model: Model, source: str) -> None:
         "those of transformers, which counts no position there",
         *(source, offset - 1, pad, offset - 1, token),
     )
+
+
+def _warn_of_segments(model: Model, path: Path) -> None:
+    """Print if ``transformers`` gives both texts of a pair to a model with segments as the first one."""
+    tokenizer = model.tokenizer
+    if tokenizer is None or tokenizer.framing != "bert" or model.config.encoder.types < 2 or not path.is_file():
+        return
+    inputs = read_json(path).get(INPUTS)
+    if isinstance(inputs, list) and SEGMENTS not in inputs:
+        log.warning(
+            "%s: %s has no %s, and the model has segments: results of pairs of texts differ from those of transformers",
+            *(path, INPUTS, SEGMENTS),
+        )
 
 
 def name_table_of(config: ModelConfig, model_type: str) -> names.NameTable:
@@ -193,7 +209,7 @@ def prepared(model: Model, *, both_heads: bool = False, bare: bool = False) -> t
         write_weights(aside / SAFE, tensors)
         if model.tokenizer is not None:
             model.tokenizer.save(aside)
-            _fit_tokenizer(aside / "tokenizer_config.json", config)
+            _fit_tokenizer(aside / TOKENIZER, config)
         (aside / folders.CARD).write_text(_card(config, data["architectures"][0], notes), encoding="utf-8")
 
     return fill, notes
@@ -264,7 +280,7 @@ def _fit_tokenizer(path: Path, config: ModelConfig) -> None:
     if longest is not None:
         data["model_max_length"] = longest
     if encoder.types < 2 and not encoder.position.segments:
-        data["model_input_names"] = ["input_ids", "attention_mask"]
+        data[INPUTS] = ["input_ids", "attention_mask"]
     folders.write_fields(path, data)
 
 
