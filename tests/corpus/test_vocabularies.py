@@ -253,6 +253,25 @@ def test_special_tokens_take_the_space_before_them_as_the_file_says(
     assert ids[ids.index(mask) - 1] == tokenizer.id("Ġ")
 
 
+@pytest.mark.parametrize("stated", [False, True])
+def test_flags_of_the_settings_come_before_tokenizer_json(
+    stated: bool, trained: dict[str, Tokenizer], tmp_path: Path
+) -> None:
+    """As in ``transformers``, if there are any: a name alone states none."""
+    tokenizer = trained["bpe-deberta"]
+    tokenizer.save(tmp_path)
+    text, mask = "the [MASK] of", tokenizer.special.mask
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {"special": True}
+    path = tmp_path / "tokenizer_config.json"
+    settings = {"added_tokens_decoder": {str(mask): {"content": "[MASK]"} | (flags if stated else {})}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    again = Tokenizer.load(tmp_path)
+    assert (tokenizer.id("Ġ") in again.encode(text).ids) == stated
+    assert (again.hash() == tokenizer.hash()) != stated
+    again.save(tmp_path / "again")
+    assert Tokenizer.load(tmp_path / "again").hash() == again.hash()
+
+
 @pytest.mark.parametrize("name", ["bpe", "wordpiece"])
 def test_ids_without_a_token(name: str, trained: dict[str, Tokenizer], tmp_path: Path) -> None:
     tokenizer = trained[name]

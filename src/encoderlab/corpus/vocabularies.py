@@ -182,6 +182,7 @@ class _Config:
     family: str | None = None
     tokens: dict[str, str] = field(default_factory=dict)  # role -> token
     added: list[tuple[AddedToken, int]] = field(default_factory=list)  # in the order of ids
+    flagged: set[str] = field(default_factory=set)  # those of them whose flags are all stated
     framing: FramingKind | None = None
     options: dict[str, Any] = field(default_factory=dict)
     fairseq: str | None = None  # a key of _FAIRSEQ
@@ -221,6 +222,7 @@ def _folder_config(folder: Path) -> _Config:
         for token, index in added.items()
     }
     flagged |= {_content(token, where): (_flagged(token, where), int(index)) for index, token in numbered.items()}
+    whole = {token["content"] for token in numbered.values() if isinstance(token, dict) and {*_FLAGS} <= token.keys()}
     tokens = {}
     for role in ("pad", "unk", "cls", "sep", "mask", "eod"):
         value = settings.get(f"{role}_token") or names.get(f"{role}_token")
@@ -235,6 +237,7 @@ def _folder_config(folder: Path) -> _Config:
         family=_CLASSES.get(kind) or _MODEL_TYPES.get(str(model.get("model_type", ""))),
         tokens=tokens,
         added=sorted(flagged.values(), key=lambda item: item[1]),
+        flagged=whole,
         framing=framing,
         options=options,
     )
@@ -252,13 +255,16 @@ def _flagged(token: Any, where: str) -> AddedToken:
 def _add_tokens(backend: tokenizers.Tokenizer, config: _Config, path: Path) -> None:
     """Add the added tokens of the folder at ``path`` under their ids. :class:`Tokenizer` adds those with a role.
 
-    SentencePiece's normaliser marks spaces, and the mark before a token that is found after it would be a piece.
+    Flags in ``tokenizer_config.json`` come before those in ``tokenizer.json``, as in ``transformers``. SentencePiece's
+    normaliser marks spaces, and the mark before a token that is found after it would be a piece.
     """
     roles = {name for family in FAMILIES.values() for name in family.special_tokens.roles().values()}
     roles |= set(config.tokens.values())
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     for token, index in config.added:
         name, there = token.content, backend.token_to_id(token.content)
+        if name in known and name in config.flagged and there == index:
+            backend.add_tokens([token])
         if name in known or (there is not None and (name in roles or there != index)):
             continue
         if name in roles:
