@@ -10,6 +10,7 @@ import struct
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -450,7 +451,7 @@ def _warn_of_other_frames(backend: tokenizers.Tokenizer, special_tokens: Special
     backend.no_padding()
     backend.no_truncation()
     frame = backend.encode("")
-    theirs = [token for token, special in zip(frame.tokens, frame.special_tokens_mask, strict=True) if special]
+    theirs = list(compress(frame.tokens, frame.special_tokens_mask))
     ours = [special_tokens.cls, special_tokens.sep]
     if theirs != (ours[::-1] if special_tokens.framing == "xlnet" else ours):
         log.warning(

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from encoderlab import files
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.files import check_new
 from encoderlab.interchange import checksums, configs, heads, name_tables, names, reading
 from encoderlab.interchange import folder as folders
 from encoderlab.interchange.assemble import assemble
@@ -105,7 +105,7 @@ def _warn_of_segments(model: Model, path: Path) -> None:
     tokenizer = model.tokenizer
     if tokenizer is None or tokenizer.framing != "bert" or model.config.encoder.types < 2 or not path.is_file():
         return
-    inputs = read_json(path).get(INPUTS)
+    inputs = files.read_json(path).get(INPUTS)  # the tokenizer was read, so it may hold what nobody reads
     if isinstance(inputs, list) and SEGMENTS not in inputs:
         log.warning(
             "%s: %s has no %s, and the model has segments: results of pairs of texts differ from those of transformers",
@@ -141,7 +141,7 @@ def save(
         ConfigError: the folder is not empty.
     """
     folder = Path(folder)
-    check_new(folder)
+    files.check_new(folder)
     fill, notes = prepared(model, both_heads=both_heads)
 
     def fill_all(aside: Path) -> None:
