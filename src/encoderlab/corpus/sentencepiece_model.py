@@ -43,7 +43,7 @@ class SentencePieceModel:
     dummy_prefix: bool = True
     remove_extra_spaces: bool = True
     space_after: bool = False  # the space after a word belongs to it, not the one before it
-    words: bool = True  # no piece goes on after a space
+    across_words: bool = False  # some pieces go on after a space
 
     @property
     def unk(self) -> int:
@@ -84,7 +84,7 @@ def parse(data: bytes) -> SentencePieceModel:
         dummy_prefix=bool(normalizer.get(3, 1)),
         remove_extra_spaces=bool(normalizer.get(4, 1)),
         space_after=bool(trainer.get(24, 0)),
-        words=bool(trainer.get(22, 1)) or not any("▁" in piece.text[1:] for piece in pieces),
+        across_words=not trainer.get(22, 1) and any("▁" in piece.text[1:] for piece in pieces),
     )
 
 

@@ -368,10 +368,12 @@ def _read_sentencepiece(file: Path, family: str | None, lowercase: bool | None, 
         model = sentencepiece_model.with_ids_of_fairseq(model, front, first)
     if model.model_type != sentencepiece_model.UNIGRAM:
         raise DataError(f"{file}: a SentencePiece model of type {model.model_type}, expected 1 (Unigram)")
-    if model.space_after or not model.words:
-        several = "split_by_whitespace false, with pieces of several words,"
-        how = "treat_whitespace_as_suffix" if model.space_after else several
-        raise DataError(f"{file}: {how} is not supported; give a folder with tokenizer.json")
+    for setting, found in (
+        ("treat_whitespace_as_suffix", model.space_after),
+        ("split_by_whitespace false, with pieces of several words,", model.across_words),
+    ):
+        if found:
+            raise DataError(f"{file}: {setting} is not supported; give a folder with tokenizer.json")
     if config.options.get("split_by_punct"):
         raise DataError(
             f"{file.parent / 'tokenizer_config.json'}: split_by_punct is not supported; no published model sets it"
