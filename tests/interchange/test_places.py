@@ -22,7 +22,7 @@ from encoderlab.errors import ConfigError, DataError
 from encoderlab.interchange import checksums, huggingface, lengths, places
 from encoderlab.interchange.load import load, load_pair
 from encoderlab.model import Model, build
-from tests.hub import TOKEN, Hub, hub_of_this_process
+from tests.hub import TOKEN, Handler, Hub, hub_of_this_process
 from tests.interchange.tiny_models import same_weights
 from tests.tasks.runs.test_apply import ready, saved
 from tests.terminal import answer, messages
@@ -278,6 +278,20 @@ def test_without_network_the_cache_is_read_and_a_line_says_so(hub: Hub, monkeypa
     refused(DataError, "check the network and HF_ENDPOINT", "lab/other")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert same_weights(load(NAME), model)
+
+
+def test_a_network_that_asks_for_a_login_is_no_network(hub: Hub, monkeypatch, caplog) -> None:
+    """Its page comes instead of the Hub's answer."""
+    model = load(NAME)
+    monkeypatch.setattr(Handler, "about", lambda *given: b"<html>Welcome to our hotel</html>")
+    assert same_weights(load(NAME), model) and "the Hub cannot be reached" in caplog.text
+
+
+def test_a_cache_that_cannot_be_written_is_named(hub: Hub, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "taken").write_text("a file")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "taken"))
+    said = refused(DataError, "config.json could not be written to the cache of models (Not a directory: ")
+    assert said.endswith(f"{tmp_path / 'taken'}); make room there, or set HF_HOME to another folder")
 
 
 def test_a_folder_of_that_name_wins(hub: Hub, tmp_path: Path, other: Path, caplog, monkeypatch) -> None:

@@ -251,9 +251,13 @@ def _status(error: Exception) -> int | None:
 
 
 def _unreachable(error: Exception) -> bool:
-    """Whether the Hub gave no answer, or one that says nothing about the model."""
+    """Whether the Hub gave no answer, or one that says nothing about the model, such as the page of a network that asks
+    for a login.
+    """
+    from huggingface_hub.errors import HFValidationError
+
     status = _status(error)
-    return not isinstance(error, ValueError) and (status is None or status >= 500 or status == 429)
+    return not isinstance(error, HFValidationError) and (status is None or status >= 500 or status == 429)
 
 
 def _reason(error: Exception) -> str:
@@ -283,6 +287,11 @@ def _explained(
         return ConfigError(f"{name}: is not a model name ({_reason(error)}); give org/name, or a folder")
     if status in (401, 403):
         return ConfigError(f"{name}: the Hub refuses access ({_reason(error)}); {LOG_IN}")
+    if file and isinstance(error, OSError) and error.errno is not None:  # of this machine; the library's have no number
+        return DataError(
+            f"{name}: {file} could not be written to the cache of models ({error.strerror}: {constants.HF_HUB_CACHE}); "
+            "make room there, or set HF_HOME to another folder"
+        )
     what = "uploaded to" if writing else "fetched from"
     of = f"{file} " if file else ""
     again = "run again" if file is None else "run again to continue where it stopped"
