@@ -9,6 +9,7 @@ import torch
 
 from encoderlab.adapt import run as stages
 from encoderlab.adapt.recipe import published, recipe_of
+from encoderlab.interchange import configs
 from encoderlab.model import Model
 from encoderlab.models import FAMILIES, GENERATORS, SIZES
 from encoderlab.models.base import resized
@@ -36,6 +37,15 @@ def test_every_family_trains_with_its_own_objective(name: str) -> None:
         assert recipe.fresh_generator == (expected == "rtd" and generator is None)
         assert recipe.optim.lr <= 3e-4 and recipe.evaluation.best == "loss"
         check(replace(recipe, init_from="runs/mine/start"))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_an_adapted_model_of_every_family_goes_to_transformers(name: str) -> None:
+    """Although dropout is another than the model's own."""
+    with torch.device("meta"):
+        model = Model(CONFIGS[name])
+    adapted = recipe_of(model, None, tokens=1e5, passes=2, seed=1).model
+    assert configs.write(adapted)["model_type"] == configs.write(model.config)["model_type"]
 
 
 @pytest.mark.parametrize(("name", "kind"), [("modernbert", "hybrid"), ("convbert-groups", "mlm")])

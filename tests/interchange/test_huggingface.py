@@ -148,6 +148,15 @@ def test_heads_beside_a_task_head_are_left_out_and_said(head: Any, lost: str, tm
     assert note.endswith(f"have none: {lost}") and load(tmp_path / "out").lm is None
 
 
+@pytest.mark.parametrize(("case", "lost"), [("modernbert", "dropout 0 "), ("xlnet", "attention_dropout 0.3 ")])
+def test_dropout_that_a_class_cannot_have_is_said(case: str, lost: str, tmp_path: Path) -> None:
+    """ModernBERT has one rate for weights and output of attention, XLNet one for all; no result depends on it."""
+    model = make(resized(CONFIGS[case], dropout=0.3))
+    (note,) = huggingface.save(model, tmp_path / "out")
+    assert note.startswith(f"further training in transformers has other dropout ({lost}instead of ")
+    assert same_weights(load(tmp_path / "out"), model)
+
+
 KINDS_OF_POSITIONS = (Absolute(sinusoidal=True), RelativeShift(), Shaw(), Disentangled(), Rotary())
 
 

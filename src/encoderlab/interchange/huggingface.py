@@ -362,6 +362,9 @@ def _notes(config: ModelConfig) -> list[str]:
         notes.append("transformers has no class for this family's detection head; the file still has its weights")
     if config.pooler is not None and config.lm is not None and not config.pair:
         notes.append("the masked-LM class in transformers has no pooler; the file still has its weights, for AutoModel")
+    if rates := configs.other_rates(config):
+        listed = ", ".join(f"{name} {theirs:g} instead of {mine:g}" for name, (mine, theirs) in rates.items())
+        notes.append(f"further training in transformers has other dropout ({listed}); results are the same")
     if config.family == "transformer_xl":
         notes.append("transformers 5 no longer has Transformer-XL; releases 4.0 to 4.35 read this folder")
     return notes

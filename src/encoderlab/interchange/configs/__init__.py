@@ -98,10 +98,12 @@ def format_of(config: ModelConfig) -> Format:
 
 
 NOT_COMPUTED = {"truncated_init", "glorot_map", "init_std", "scaled_init"}  # only for new weights
+RATES = ("dropout", "embed_dropout", "ff_output_dropout", "attention_dropout", "ff_dropout", "output_dropout")
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    """The fields of ``config.json``; they are read back, and any difference is refused by name.
+    """The fields of ``config.json``; they are read back, and any difference is refused by name, unless only training
+    depends on it (:func:`other_rates`).
 
     Raises:
         DataError: the architecture has a part that ``transformers`` lacks.
@@ -109,7 +111,8 @@ def write(config: ModelConfig) -> dict[str, Any]:
     format = format_of(config)
     data = {"model_type": config.model_type or format.model_type, **format.write(config)}
     _, back = read(dict(data), format.model_type)
-    free = NOT_COMPUTED | ({"embed_map"} if format.model_type == "albert" else set())  # ours without it is the identity
+    free = NOT_COMPUTED | {*RATES}
+    free |= {"embed_map"} if format.model_type == "albert" else set()  # ours without it is the identity
     for field in dataclasses.fields(EncoderConfig):
         mine, theirs = (comparable(value, field.name) for value in (config.encoder, back.encoder))
         if mine != theirs and field.name not in free:
@@ -118,6 +121,17 @@ def write(config: ModelConfig) -> dict[str, Any]:
         if mine != theirs and mine is not None:
             raise DataError(f"{format.model_type} in transformers has {name} {theirs} and cannot have {mine}")
     return data
+
+
+def other_rates(config: ModelConfig) -> dict[str, tuple[float, float]]:
+    """Dropout rates that ``transformers`` cannot have, by name: ours, and those that further training there would have.
+
+    The output of attention in ModernBERT, say, has the rate of its weights.
+    """
+    format = format_of(config)
+    _, back = read({"model_type": format.model_type, **format.write(config)}, format.model_type)
+    rates = {name: (comparable(config.encoder, name), comparable(back.encoder, name)) for name in RATES}
+    return {name: (mine, theirs) for name, (mine, theirs) in rates.items() if mine != theirs}
 
 
 def _heads(config: ModelConfig) -> tuple[str | None, str | None]:
