@@ -25,6 +25,7 @@ def linear_cross_entropy(x, weight, bias, labels, uniforms, gradients, z_loss=0.
     chunks = max(1, -(-rows * classes // LOGITS))
     size = -(-rows // chunks)
     memory = x.new_empty(size, stride)
+    memory[:, classes:] = 0  # oneDNN's bfloat16 products read up to the stride; NaN there would stay NaN
     partial = torch.empty(CHUNKS if gradients and bias is not None else 0, classes)
     dbias_chunk = torch.zeros_like(dbias)
     for start in range(0, rows, size):
