@@ -153,6 +153,11 @@ def _limits(record: Mapping[str, Any]) -> list[str]:
         said.append(
             "Pseudo bits compare masked models with each other, and not with models that read from left to right."
         )
+    if one["measure"] == "not_replaced" and record["vocabulary"]["kind"] != "keep":
+        said.append(
+            "Bits of replaced token detection depend on how many tokens a text has, so they do not show whether the "
+            "other vocabulary is better."
+        )
     if max(one["unknown"]) > 0.001:
         said.append("Unknown tokens are cheap to guess, so a vocabulary with more of them looks better than it is.")
     return said
