@@ -122,7 +122,7 @@ def minimal_pairs(
             files,
             tokenizer,
             surveyed,
-            key=" ".join([*digests, precision]),
+            key=" ".join([*digests, tokenizer.hash(), precision]),
             out=out,
             progress=lambda done, total: show("scored", done, total),
             **settings,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from pydoc_data import topics
 
@@ -159,6 +160,26 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_bytes(
     assert len(calls) == 4 + (60 - 2 * 7 + 6) // 7
     assert (tmp_path / "cut").read_bytes() == (tmp_path / "whole").read_bytes()
     assert not list(tmp_path.glob("*.part-*")) and not list((tmp_path / "home").rglob("minimal-pairs/*"))
+    capsys.readouterr()
+
+
+def test_scores_of_another_tokenizer_are_not_mixed(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one that was corrected after an interruption."""
+    monkeypatch.setattr(evaluate, "CHUNK", 7)
+    model = shutil.copytree(place / "model", tmp_path / "model")
+    words = ["minimal-pairs", str(model), str(place / "pairs"), "--out"]
+    stop_in_fourth_part(monkeypatch)
+    assert main([*words, str(tmp_path / "cut")]) == 130
+    parts = json.loads((model / "tokenizer.json").read_text())
+    vocabulary = parts["model"]["vocab"]
+    vocabulary["the"], vocabulary["a"] = vocabulary["a"], vocabulary["the"]
+    (model / "tokenizer.json").write_text(json.dumps(parts))
+    (model / "SHA256SUMS").unlink()
+    for name in ("cut", "whole"):
+        assert main([*words, str(tmp_path / name)]) == 0
+    assert (tmp_path / "cut").read_bytes() == (tmp_path / "whole").read_bytes()
     capsys.readouterr()
 
 
