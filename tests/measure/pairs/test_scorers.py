@@ -67,14 +67,17 @@ def model_of(name: str) -> Model:
 
 def longer(config: ModelConfig) -> ModelConfig:
     position: Any = config.encoder.position
-    name = {"absolute": "length", "disentangled": "span"}.get(position.kind)
+    name = {"absolute": "length", "rotary": "length", "disentangled": "span"}.get(position.kind)
     if name is None:
         return config
     config = resized(config, position=replace(position, **{name: 96}))
     return replace(config, mask_decoder=96) if config.mask_decoder else config
 
 
-MASKED = ["bert", "roberta", "albert", "distilbert", "electra-generator", "convbert-groups", "erlangshen", "xlnet"]
+MASKED = [
+    "bert", "roberta", "albert", "distilbert", "electra-generator", "convbert-groups", "erlangshen", "xlnet",
+    "modernbert",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MASKED)
