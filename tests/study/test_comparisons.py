@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from encoderlab.study.statistics import compare, holm, power_law, seeds_needed, verdict
+from encoderlab.study.statistics import Comparison, compare, holm, power_law, seeds_needed, verdict
 from encoderlab.tasks.scoring.metrics import t_quantile, two_sided
 
 
@@ -41,6 +41,7 @@ def test_a_paired_comparison() -> None:
 def test_equal_differences_say_nothing_of_their_spread(differences: list[float]) -> None:
     found = compare(differences)
     assert (found["low"], found["high"], found["p"], found["needed"]) == (-math.inf, math.inf, 1.0, None)
+    assert Comparison(better="a", than="b", by="loss", amount=1, seeds=len(differences), **found).interval() == ""
 
 
 @pytest.mark.parametrize(("effect", "comparisons"), [(2.0, 1), (1.5, 1), (1.0, 20), (3.0, 20)])

@@ -149,7 +149,7 @@ def _show(results: Results) -> None:
             f"{comparison.better} better than {comparison.than}",
             comparison.by,
             f"{comparison.amount:.3g}",
-            f"{comparison.difference:+.3g} ({comparison.low:+.3g} to {comparison.high:+.3g})",
+            f"{comparison.difference:+.3g}" + (f" ({interval})" if (interval := comparison.interval()) else ""),
             f"{comparison.adjusted:.3g}",
             comparison.verdict,
         ]

@@ -89,7 +89,7 @@ def _comparison(one: Comparison) -> dict[str, str]:
         "by": one.by,
         "amount": f"{one.amount:.3g}",
         "difference": f"{unit * one.difference:+.3g}",
-        "interval": "" if one.seeds < 2 else f"{unit * one.low:+.3g} to {unit * one.high:+.3g}",
+        "interval": one.interval(unit),
         "p": f"{one.adjusted:.2g}",
     }
 

@@ -39,6 +39,10 @@ class Comparison:
     verdict: Verdict = "cannot be told at this budget"
     needed: int | None = None
 
+    def interval(self, unit: int = 1) -> str:
+        """The 95% interval times ``unit``; empty where one seed, or equal differences, say nothing of it."""
+        return f"{unit * self.low:+.3g} to {unit * self.high:+.3g}" if math.isfinite(self.high) else ""
+
 
 def compare(differences: Sequence[float], comparisons: int = 1) -> dict[str, float | int | None]:
     """Mean, interval and p value of paired differences over seeds (Student's t), one of so many ``comparisons``."""
