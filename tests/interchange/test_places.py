@@ -224,6 +224,14 @@ def test_what_the_hub_does_not_give(hub: Hub, monkeypatch, name, kind, error, pa
         assert same_weights(load(name), load("made"))
 
 
+def test_a_model_of_an_unknown_type_is_refused_before_its_weights_are_fetched(hub: Hub) -> None:
+    config = Path("made/config.json")
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"model_type": "gpt2"}))
+    hub.add("lab/gpt", Path("made"))
+    refused(DataError, "model_type 'gpt2' is not implemented; known are bert", "lab/gpt")
+    assert not any(line.endswith("model.safetensors") for line in hub.asked)
+
+
 def test_a_download_that_breaks_off_goes_on(hub: Hub) -> None:
     hub.cut = 2
     assert same_weights(load(NAME), load("made"))

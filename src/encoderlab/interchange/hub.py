@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from encoderlab.errors import ConfigError, DataError, EncoderlabError
+from encoderlab.files import read_json
 from encoderlab.interchange.checksums import FREE
 
 log = logging.getLogger(__name__)
@@ -45,10 +46,12 @@ def fetch(repo: str, revision: str | None = None) -> Path:
 
     Raises:
         ConfigError: not a name of a model, or no right to read it.
-        DataError: no such model or revision; the Hub cannot be reached and the cache has no copy; the model has no
-            safetensors, or lacks some of them; or a file arrived damaged.
+        DataError: no such model or revision; the Hub cannot be reached and the cache has no copy; the model is of an
+            unknown type, has no safetensors, or lacks some of them; or a file arrived damaged.
     """
     from huggingface_hub import HfApi, constants
+
+    from encoderlab.interchange.configs import format_named
 
     name = repo if revision is None else f"{repo}@{revision}"
     if constants.HF_HUB_OFFLINE:
@@ -70,6 +73,8 @@ def fetch(repo: str, revision: str | None = None) -> Path:
     folder = Path()
     for file in _wanted(list(files), name):
         folder = _fetched(repo, file, revision, about.sha, files[file], name).parent
+        if file == CONFIG and "model_type" in (config := read_json(folder / file)):
+            format_named(config, name)  # refused before weights of gigabytes are fetched
     if WHOLE not in files:
         shards = _shards(folder / INDEX)
         if shards is None:

@@ -7,7 +7,7 @@ the model computes. Missing fields get the default of the class in ``transformer
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,16 +60,27 @@ def read(data: dict[str, Any], source: str) -> tuple[Format, ModelConfig]:
     Raises:
         DataError: an unknown ``model_type``, or a field that is missing, wrong or not implemented.
     """
+    format = format_named(data, source)
+    config = read_as(format.model_type, Fields(data, source))
+    name = data["model_type"]
+    return format, replace(config, model_type=name) if name in STEMS else config
+
+
+def format_named(data: Mapping[str, Any], source: str) -> Format:
+    """The format of the ``model_type`` in ``config.json``.
+
+    Raises:
+        DataError: there is none, or an unknown one.
+    """
     name = data.get("model_type")
-    format = FORMATS.get(SAME_AS.get(name, name)) if isinstance(name, str) else None
     if name is None:
         raise DataError(f'{source}: has no model_type; add the family of the weights, such as "model_type": "bert"')
+    format = FORMATS.get(SAME_AS.get(name, name)) if isinstance(name, str) else None
     if format is None:
         raise DataError(
             f"{source}: model_type {name!r} is not implemented; known are {', '.join((*FORMATS, *SAME_AS))}"
         )
-    config = read_as(format.model_type, Fields(data, source))
-    return format, replace(config, model_type=name) if name in STEMS else config
+    return format
 
 
 def read_as(model_type: str, fields: Fields) -> ModelConfig:
