@@ -2,8 +2,8 @@
 
     python -m benchmarks.studies.claims
 
-The claims are in the files of the studies. Each is judged at the largest budget that was run, by every measure that
-compares its two arms.
+The claims are in the files of the studies. Each is judged by every measure that compares its two arms, at the largest
+of the budgets with the most seeds.
 """
 
 from __future__ import annotations
@@ -52,11 +52,12 @@ and their neighbours. Masked losses of sentence pairs are of their own rows, who
 pairs.
 
 **Effect**: the mean difference over seeds, positive if the claim is right, with its 95% interval; of losses in nats, of
-minimal pairs (BLiMP) and probes in points. **Holds**: better beyond chance, after Holm's correction over all
-comparisons of the study. **Does not hold**: worse beyond chance. Otherwise it **cannot be told**; then the number of
-seeds is given that would show an effect of this size four times of five, as one of so many comparisons, and the FLOPs
-of both arms with that many. **Not run** has the FLOPs of both arms at the largest budget. **†**: the best rate of an
-arm is the lowest or the highest that was tried, so a better one may exist.
+minimal pairs (BLiMP), probes and fine-tuned tasks in points; by each measure at the largest of the budgets with the
+most seeds. **Holds**: better beyond chance, after Holm's correction over all comparisons of the study. **Does not
+hold**: worse beyond chance. Otherwise it **cannot be told**; then the number of seeds is given that would show an
+effect of this size four times of five, as one of so many comparisons, and the FLOPs of both arms with that many. **Not
+run** has the FLOPs of both arms at the largest budget. **†**: the best rate of an arm is the lowest or the highest that
+was tried, so a better one may exist.
 
 `python -m benchmarks.studies.claims` makes this page from `benchmarks/studies/found/`. The command below a name runs
 that study, or continues it.
@@ -137,8 +138,8 @@ def page() -> str:
         cost = 2 * len(study.seed_numbers) * max(study.amounts)
         for claim in study.claims:
             of_claim = [one for one in with_interval if (one["better"], one["than"]) == (claim.better, claim.than)]
-            largest = max((one["amount"] for one in of_claim), default=0)
-            rows = [judged(one) for one in of_claim if one["amount"] == largest]
+            of_measure = {one["by"]: one for one in sorted(of_claim, key=lambda one: (one["seeds"], one["amount"]))}
+            rows = [judged(of_measure[name]) for name in dict.fromkeys(one["by"] for one in of_claim)]
             compared += [(claim.text, row) for row in rows]
             first, *others = rows or [f"| | | not run; {cost:.1e} |"]
             parts += [f"| {claim.text} | {claim.source} {first}", *(f"| | {row}" for row in others)]
