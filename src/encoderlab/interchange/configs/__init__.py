@@ -139,8 +139,7 @@ def other_rates(config: ModelConfig) -> dict[str, tuple[float, float]]:
 
     The output of attention in ModernBERT, say, has the rate of its weights.
     """
-    format = format_of(config)
-    _, back = read({"model_type": format.model_type, **format.write(config)}, format.model_type)
+    _, back = read(write(config), config.family)
     rates = {name: (comparable(config.encoder, name), comparable(back.encoder, name)) for name in RATES}
     return {name: (mine, theirs) for name, (mine, theirs) in rates.items() if mine != theirs}
 
