@@ -49,7 +49,7 @@ test-slow: $(VENV)/installed-dev
 checks: $(VENV)/installed-dev
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/ruff format --check --quiet src tests benchmarks
-	$(BIN)/mypy src
+	$(BIN)/mypy src benchmarks
 
 wheel-test: $(VENV)/installed-dev
 	@set -e; place=$$(mktemp -d); trap 'rm -rf "$$place"' EXIT; \

@@ -13,7 +13,8 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +28,7 @@ ROWS, LENGTH, HEAD, RATE = 32, 128, 64, 0.1
 SEEDS = Noise(0, 0, torch.arange(ROWS)).seeds
 
 
-def compare(name: str, contenders: dict[str, Callable[[], object]], rounds: int) -> None:
+def compare(name: str, contenders: Mapping[str, Callable[[], object]], rounds: int) -> None:
     """Prints one line: the median time of each contender, run in turns, and its ratio to the first."""
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     times: dict[str, list[float]] = {key: [] for key in contenders}
@@ -76,7 +77,7 @@ def operations(width: int, dtype: torch.dtype, rounds: int) -> None:
     }
     compare("dropout + add + LayerNorm", contenders, rounds)
     (up, bias, down) = leaves(dtype, (inner, width), (inner,), (width, inner))
-    drop = {"p": RATE, "seeds": SEEDS, "site": 0}
+    drop: dict[str, Any] = {"p": RATE, "seeds": SEEDS, "site": 0}
     contenders = {
         "torch": training(
             lambda x, u, c, d: F.linear(F.dropout(F.gelu(F.linear(x, u, c)), RATE), d), x, up, bias, down

@@ -33,42 +33,47 @@ from encoderlab.tasks.runs.protocol import Protocol
 from encoderlab.tasks.runs.published import PLAIN
 from encoderlab.tasks.runs.trials import ProtocolResult, ResultRow
 
-# Where a set lies below the data folder: a folder, or the one file of a set without a training or development part.
-SETS = {
-    **dict.fromkeys(("cola", "sst2", "mrpc", "stsb", "wnli", "sick_entailment", "sick_relatedness"), "glue"),
-    **dict.fromkeys(("cb", "copa", "multirc", "wic", "wsc"), "superglue"),
-    "conll2003": ".",
-    "squad1": "qa",
-    "squad2": "qa",
-    "arc": "multiple_choice/ARC-E/arc_easy_dev.csv.gz",
-    **dict.fromkeys(("eprstmt", "bustm", "tnews_few", "csldcp", "cluewsc_few", "chid"), "."),
-    **dict.fromkeys(("chnsenticorp", "ocnli", "c3", "cmrc2018", "cluener", "resume", "peoples_daily"), "."),
-    "msra": "ner/msra/dev.tsv.gz",
-    "boolq": "superglue",
-}
-# Sets that are no benchmark of the package: their training and development files.
-FILES = {
-    name: (f"nli/{name}.train.jsonl.gz", f"nli/{name}.valid.jsonl.gz")
-    for name in ("mnli_en", "xnli_en", "mnli_zh", "xnli_zh")
+
+def nli(name: str) -> tuple[str, str]:
+    return f"nli/{name}.train.jsonl.gz", f"nli/{name}.valid.jsonl.gz"
+
+
+# Where the sets of each language lie below the data folder: a benchmark's folder, or the one file of a set without a
+# training or development part; for a set that is no benchmark of the package, its training and its development file.
+SETS: dict[str, dict[str, str | tuple[str, str]]] = {
+    "en": {
+        **dict.fromkeys(("cola", "sst2", "mrpc", "stsb", "wnli", "sick_entailment", "sick_relatedness"), "glue"),
+        **dict.fromkeys(("cb", "copa", "multirc", "wic", "wsc"), "superglue"),
+        "conll2003": ".",
+        "squad1": "qa",
+        "squad2": "qa",
+        "arc": "multiple_choice/ARC-E/arc_easy_dev.csv.gz",
+        "boolq": "superglue",
+        "mnli_en": nli("mnli_en"),
+        "xnli_en": nli("xnli_en"),
+    },
+    "zh": {
+        **dict.fromkeys(("eprstmt", "bustm", "tnews_few", "csldcp", "cluewsc_few", "chid"), "."),
+        **dict.fromkeys(("chnsenticorp", "ocnli", "c3", "cmrc2018", "cluener", "resume", "peoples_daily"), "."),
+        "msra": "ner/msra/dev.tsv.gz",
+        "mnli_zh": nli("mnli_zh"),
+        "xnli_zh": nli("xnli_zh"),
+    },
 }
 # The metric of the goals and of most papers, where it is not the one that selects models.
 METRICS = {"mrpc": "f1", "stsb": "pearson"}
 COMMENT = "## What this says"
 
 
-def language_of(name: str) -> str:
-    return "zh" if name.endswith("_zh") else "en" if name in FILES else suites.task(name).language
-
-
-def read(name: str, data: Path) -> tuple[Task, dict[str, Split]]:
+def read(name: str, place: str | tuple[str, str], data: Path) -> tuple[Task, dict[str, Split]]:
     """A set, with its training and development part."""
-    if name in FILES:
-        train, dev = (data / file for file in FILES[name])
+    if isinstance(place, tuple):
+        train, dev = (data / file for file in place)
         task = replace(task_of(train)[0], name=name)
         splits = {"train": task.read([train], "train"), "dev": task.read([dev], "dev")}
     else:
         task = suites.task(name)
-        splits = usable_splits(task, data / SETS[name])
+        splits = usable_splits(task, data / place)
     splits = {part: splits[part] for part in ("train", "dev")}
     reported = METRICS.get(name, task.metric)
     task = replace(task, metrics=(reported, *(metric for metric in task.metrics if metric != reported)))
@@ -76,18 +81,17 @@ def read(name: str, data: Path) -> tuple[Task, dict[str, Split]]:
 
 
 def measure(
-    name: str, model: Model, data: Path, runs: Path, plan: Protocol
+    task: Task, splits: dict[str, Split], model: Model, runs: Path, plan: Protocol
 ) -> tuple[list[ResultRow], list[ProtocolResult]]:
     """The lines of one set, and the results of both systems."""
-    task, splits = read(name, data)
-    kept = runs / name / "baselines.json"
+    kept = runs / "baselines.json"
     if not kept.exists():
         write_text(kept, json.dumps(baselines(task, splits["train"], splits["dev"])))
     rows = trials.baseline_rows(task, json.loads(kept.read_text(encoding="utf-8")))
     outcomes = []
     fresh = Model(model.config, model.tokenizer).initialize(1)
     for system, start in (("without pretraining", fresh), ("pretrained", model)):
-        outcomes.append(trials.run(plan, start, task, splits, runs / name / system.replace(" ", "-"), say=say))
+        outcomes.append(trials.run(plan, start, task, splits, runs / system.replace(" ", "-"), say=say))
         rows.append(trials.system_row(outcomes[-1], system))
     return rows, outcomes
 
@@ -174,13 +178,14 @@ def say(text: str) -> None:
 
 
 def main() -> None:
+    names = [name for sets in SETS.values() for name in sets]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--english", nargs="+", default=[], help="models for the English sets: names or folders")
     parser.add_argument("--chinese", nargs="+", default=[], help="models for the Chinese sets")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--runs", type=Path, required=True, help="folder of the runs, to make or to continue")
     parser.add_argument("--out", type=Path, required=True, help="Markdown file to write")
-    parser.add_argument("--sets", nargs="+", default=[*SETS, *FILES], choices=[*SETS, *FILES], metavar="SET")
+    parser.add_argument("--sets", nargs="+", default=names, choices=names, metavar="SET")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--threads", type=int, default=1)
@@ -194,10 +199,9 @@ def main() -> None:
         model = load(folder)
         block = Block(Path(folder).resolve().name, describe(model), [], [])
         blocks.append(block)
-        for name in args.sets:
-            if language_of(name) != language:
-                continue
-            rows, outcomes = measure(name, model, args.data, args.runs / block.title, plan)
+        for name in (name for name in args.sets if name in SETS[language]):
+            task, splits = read(name, SETS[language][name], args.data)
+            rows, outcomes = measure(task, splits, model, args.runs / block.title / name, plan)
             block.rows.extend(rows)
             block.outcomes.extend(outcomes)
             write(args.out, blocks, plan)

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from encoderlab import models
+from encoderlab.corpus.special_tokens import Kind
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.deploy.export.folder import ExportSettings, export
 from encoderlab.deploy.graph import Graph, Use, use_of
@@ -169,10 +170,10 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as name:
             place = Path(name)
             family = models.config(f"{size}-tiny").family
-            kind = {"roberta": "bpe", "xlnet": "unigram", "albert": "unigram", "deberta": "bpe"}.get(size, "wordpiece")
+            kinds: dict[str, Kind] = {"roberta": "bpe", "xlnet": "unigram", "albert": "unigram", "deberta": "bpe"}
             words = [f"{text} {word}" for text in TEXTS for word in sys.stdlib_module_names]
             known = family if family in ("roberta", "albert", "xlnet", "deberta") else "bert"
-            tokenizer = Tokenizer.train(kind, words, 300, family=known)
+            tokenizer = Tokenizer.train(kinds.get(size, "wordpiece"), words, 300, family=known)
             for use, pipe in PIPELINES.items():
                 model, out = made(size, tokenizer, use), place / use
                 if use == "fill-mask" and not isinstance(model.lm, LMHead):

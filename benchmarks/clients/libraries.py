@@ -16,6 +16,7 @@ import argparse
 import json
 import urllib.request
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ def vector_clients(url: str, name: str) -> dict[str, Callable[[], Sequence[Seque
     like = OpenAILikeEmbedding(model_name=name, api_base=f"{url}/v1", api_key=KEY)
     providers = ("openai", "hosted_vllm", "infinity", "jina_ai")
     return {
-        **{f"litellm, {provider}": lambda provider=provider: by_litellm(provider) for provider in providers},
+        **{f"litellm, {provider}": partial(by_litellm, provider) for provider in providers},
         "haystack, OpenAITextEmbedder": by_haystack,
         "llama_index, TextEmbeddingsInference": lambda: tei.get_text_embedding_batch(TEXTS),
         "llama_index, OpenAILikeEmbedding": lambda: like.get_text_embedding_batch(TEXTS),
@@ -85,10 +86,7 @@ def ranking_clients(url: str, name: str) -> dict[str, Callable[[], dict[int, flo
         "cohere, Client": lambda: by_cohere(first, TEXTS),
         "cohere, Client, documents with ids": lambda: by_cohere(first, named),
         "cohere, ClientV2": lambda: by_cohere(second, TEXTS),
-        **{
-            f"litellm, {provider}": lambda provider=provider, path=path: by_litellm(provider, path)
-            for provider, path in paths.items()
-        },
+        **{f"litellm, {provider}": partial(by_litellm, provider, path) for provider, path in paths.items()},
     }
 
 
@@ -102,16 +100,16 @@ def main() -> None:
     vectors = asked(f"{args.vectors}/v1/embeddings", {"input": TEXTS})["data"]
     ranked = asked(f"{args.reranker}/rerank", {"query": QUERY, "texts": TEXTS})
     scores = {one["index"]: one["score"] for one in ranked}
-    differences = {"vectors": {}, "scores": {}}
-    for client, call in vector_clients(args.vectors, names[args.vectors]).items():
-        pairs = zip(call(), vectors, strict=True)
+    differences: dict[str, dict[str, float]] = {"vectors": {}, "scores": {}}
+    for client, vectors_of in vector_clients(args.vectors, names[args.vectors]).items():
+        pairs = zip(vectors_of(), vectors, strict=True)
         differences["vectors"][client] = max(
             abs(a - b) for found, right in pairs for a, b in zip(found, right["embedding"], strict=True)
         )
-    for client, call in ranking_clients(args.reranker, names[args.reranker]).items():
-        found = call()
-        assert found.keys() == scores.keys(), client
-        differences["scores"][client] = max(abs(found[index] - scores[index]) for index in scores)
+    for client, scores_of in ranking_clients(args.reranker, names[args.reranker]).items():
+        theirs = scores_of()
+        assert theirs.keys() == scores.keys(), client
+        differences["scores"][client] = max(abs(theirs[index] - scores[index]) for index in scores)
     versions = {name: version(package) for name, package in PACKAGES.items()}
     args.out.write_text(json.dumps({"versions": versions, "largest_difference": differences}, indent=2) + "\n")
 

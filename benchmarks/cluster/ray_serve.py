@@ -92,4 +92,5 @@ class Front:
         return error(problem, protocol_of(scope["path"]))
 
 
-app = Front.bind(Replica.bind(os.environ.get("MODEL", "small-en")))
+# mypy does not follow what a decorator makes of a class.
+app = Front.bind(Replica.bind(os.environ.get("MODEL", "small-en")))  # type: ignore[attr-defined]
