@@ -144,6 +144,22 @@ def test_a_measure_of_one_budget(place: Path) -> None:
     assert re.search(strip, page) and "<h3>minimal pairs <small>more is better</small>" in page
 
 
+def test_an_arm_of_one_budget(place: Path, tmp_path: Path) -> None:
+    arms: dict[str, Any] = {"few": None, "many": {}, "small": {"budgets": [2]}}
+    fields: dict[str, Any] = {"budget": {"steps": [2, 4]}, "seeds": 2, "arms": arms, "measures": None, "claims": None}
+    execute = InProcess()
+    for tune in (None, {"factors": [1, 2], "share": 0.5}):
+        execute.done.clear()
+        plan = StudyPlan.read(written(place, tune=tune, **fields))
+        results = run(plan, tmp_path / str(bool(tune)), execute)
+        assert not any("/small/steps-4" in name for name in execute.done) and not results.missing
+        assert {cell.amount for cell in results.done if cell.arm == "small"} == {2}
+    assert {(one.better, one.amount) for one in results.comparisons} == {("many", 2), ("small", 2), ("many", 4)}
+    assert "At 4 steps there are only few, many." in results.fairness and "At 2 steps" not in str(results.fairness)
+    page = render(results)  # scores and trials have a row for each budget
+    assert (page.count("<th>small"), page.count("<th>many")) == (2, 4)
+
+
 def test_cells_are_ordinary_runs_that_differ_in_what_the_file_says(
     place: Path, whole: tuple[dict[str, Any], str, list[str]]
 ) -> None:
@@ -476,6 +492,8 @@ def test_the_page_is_whole(whole: tuple[dict[str, Any], str, list[str]]) -> None
             {"measures": [{"kind": "pairs", "data": ["pairs.txt"], "budgets": [4, 8]}]},
             "measure 'minimal pairs' is of budget 8; the study has 4",
         ),
+        ({"arms": {"few": {"budgets": [8]}}}, "arm 'few' is of budget 8; the study has 4"),
+        ({"arms": {"few": {"budgets": [2]}}, "budget": {"steps": [2, 4]}}, "no arm is of budget 4; add it"),
         ({"margins": {"minimal pairs": 1}}, "margins.minimal pairs is 1; scores are shares, so give 0.01"),
         ({"margins": {"loss": -0.1}}, "margins is -0.1; give at least 0"),
         ({"arms": {"few": {"set": {"model.lm": None}}}}, "arm 'few' at 4 steps: .*LM head"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -21,11 +21,15 @@ LONGEST = 255  # bytes of a folder's name
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """One setting that is compared: a recipe with some of its fields set. Missing fields are the study's."""
+    """One setting that is compared: a recipe with some of its fields set, at ``budgets`` alone (none: at all).
+
+    Missing fields are the study's.
+    """
 
     recipe: str | None = None
     corpus: str | None = None
     set: dict[str, Any] = field(default_factory=dict)
+    budgets: tuple[Positive, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,10 +201,14 @@ def read(path: Path) -> tuple[Study, dict[str, Arm]]:
     known = ("loss", "bits per byte", *titles)
     if len(set(known)) < len(known):
         raise ConfigError(f"{where}: measures {titles}: give each a name of its own, not loss or bits per byte")
-    for measure in study.measures:
-        if other := sorted(set(measure.budgets) - set(study.amounts)):
+    chosen = {f"measure {measure.title!r}": measure.budgets for measure in study.measures}
+    for what, budgets in (chosen | {f"arm {name!r}": arm.budgets for name, arm in arms.items()}).items():
+        if other := sorted(set(budgets) - set(study.amounts)):
             has = ", ".join(f"{amount:g}" for amount in study.amounts)
-            raise ConfigError(f"{where}: measure {measure.title!r} is of budget {other[0]:g}; the study has {has}")
+            raise ConfigError(f"{where}: {what} is of budget {other[0]:g}; the study has {has}")
+    for amount in study.amounts:
+        if all(arm.budgets and amount not in arm.budgets for arm in arms.values()):
+            raise ConfigError(f"{where}: no arm is of budget {amount:g}; add it to the budgets of one, or leave it out")
     folders = [measure.title for measure in study.measures if isinstance(measure, Finetune)]
     for title in folders:
         _check_folder("measure", title, where)
@@ -250,7 +258,7 @@ def _arms(study: Study, where: str) -> dict[str, Arm]:
             title = " ".join(filter(None, (name, word)))
             if title in combined:
                 raise ConfigError(f"{where}: two arms are called {title!r}; give each combination once")
-            combined[title] = Arm(recipe=arm.recipe, corpus=arm.corpus, set={**arm.set, **fields})
+            combined[title] = replace(arm, set={**arm.set, **fields})
     if not study.vary:
         combined = arms
     if not combined or combined == {"": Arm()}:

@@ -128,7 +128,14 @@ class StudyPlan:
     @property
     def places(self) -> list[tuple[str, float]]:
         """Arms and budgets."""
-        return [(arm, amount) for arm in self.arms for amount in self.study.amounts]
+        amounts = self.study.amounts
+        return [
+            (name, one) for name, arm in self.arms.items() for one in amounts if not arm.budgets or one in arm.budgets
+        ]
+
+    def arms_at(self, amount: float) -> list[str]:
+        """The arms that are run with this budget."""
+        return [arm for arm, one in self.places if one == amount]
 
     def corpus(self, arm: str) -> Path:
         return self.base / (self.arms[arm].corpus or self.study.corpus or "")
@@ -285,6 +292,9 @@ class StudyPlan:
         budgets = " or ".join(f"{amount:.3g}" for amount in study.amounts)
         seeds = ", ".join(map(str, study.seed_numbers))
         remarks.append(f"Every run has the same budget: {budgets} {study.unit_name}. Seeds of every arm: {seeds}.")
+        for amount in study.amounts:
+            if len(here := self.arms_at(amount)) < len(self.arms):
+                remarks.append(f"At {amount:.3g} {study.unit_name} there are only {', '.join(here)}.")
         if study.tune is None:
             remarks.append("Nothing was tuned: every arm has the values of its recipe.")
         else:

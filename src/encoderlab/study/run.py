@@ -62,7 +62,7 @@ def _choose(
 ) -> dict[tuple[str, float], float | None]:
     """The best value of the tuned field for every arm whose trials at a budget are done."""
     chosen: dict[tuple[str, float], float | None] = {}
-    for arm in plan.arms:
+    for arm in plan.arms_at(amount):
         if plan.study.tune is None:
             chosen[arm, amount] = None
         elif len(tried.get((arm, amount), ())) == len(plan.study.tune.factors):
