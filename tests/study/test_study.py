@@ -523,7 +523,10 @@ def test_minimal_pairs_are_read_once_for_arms_with_one_tokenizer(place: Path, mo
     monkeypatch.setattr(plan_module, "survey", counted)
     arms = {"one": None, "two": None, "unbounded": {"recipe": "transformer-xl-tiny"}}
     StudyPlan.read(written(place, budget={"steps": [2, 4]}, arms=arms))
-    assert len(read_for) == len(set(read_for)) == 2
+    assert len(read_for) == 1
+    read_for.clear()
+    StudyPlan.read(written(place, budget={"steps": [2, 4]}, arms=dict(reversed(arms.items()))))
+    assert read_for[0] is None and len(read_for) == 2  # sentences of any length may be too long for others
 
 
 def test_names_that_look_like_numbers_are_names(place: Path) -> None:

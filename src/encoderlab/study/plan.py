@@ -38,8 +38,8 @@ from encoderlab.train.recipe import Budget, Recipe
 log = logging.getLogger(__name__)
 
 VALIDATIONS = 5  # per run, if the study does not set it
-Surveyed = set[tuple[tuple[Path, ...], str, int | None]]
-"""Minimal pairs that were read for a tokenizer and a longest sentence: 67,000 take seconds."""
+Surveyed = dict[tuple[tuple[Path, ...], str], float]
+"""The least length of a sentence that minimal pairs were found to fit, by files and tokenizer: 67,000 take seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -232,7 +232,7 @@ class StudyPlan:
             raise ConfigError(
                 f"two runs would be called {twice}; budgets and factors must differ in their first six digits"
             )
-        surveyed: Surveyed = set()
+        surveyed: Surveyed = {}
         for arm, amount in self.places:
             with _named(f"arm {arm!r} at {amount:g} {self.study.unit_name}"):
                 self._check_arm(arm, amount, tasks, surveyed)
@@ -262,9 +262,11 @@ class StudyPlan:
             if isinstance(measure, Pairs):
                 (scorer,) = scorers_of(model, models.get("generator"), official=True)
                 files = tuple(find([self.base / place for place in measure.data]))
-                if (needs := (files, tokenizer.hash(), scorer.longest)) not in surveyed:
+                longest = float("inf") if scorer.longest is None else scorer.longest
+                known = surveyed.get(texts := (files, tokenizer.hash()))
+                if known is None or longest < known:
                     survey(files, tokenizer, longest=scorer.longest)
-                    surveyed.add(needs)
+                    surveyed[texts] = longest
             else:
                 start = protocol(measure.protocol).recipe_for(tasks[measure.title], model)
                 at_point(start, task_fields(measure), where=measure.title)
