@@ -225,6 +225,42 @@ def test_multiple_choice_that_transformers_lacks(case: str, head: Classification
 
 
 @pytest.mark.parametrize(
+    ("case", "family", "causal", "said"),
+    [
+        ("bert", "bert", True, "the first token of a text in transformers, and the last one here, because it is left"),
+        ("bert", "xlnet", False, "the first token of a text in transformers, and the last .* puts <cls>"),
+        ("xlnet", "bert", False, r"the last token of a text in transformers, and the first .* puts \[CLS\]"),
+        ("bert", "bert", False, ""),
+        ("xlnet", "xlnet", False, ""),
+    ],
+)
+def test_a_classifier_of_another_token_than_in_transformers_is_refused(
+    case: str, family: str, causal: bool, said: str, tmp_path: Path
+) -> None:
+    summary = "pooler" if case == "bert" else "dense"
+    config = replace(CONFIGS[case], task=Classification(labels=2, summary=summary), labels=("a", "b"), lm=None)
+    config = replace(config, pair=False, mask_vector=False)
+    huggingface.save(make(config), tmp_path / "out")
+    kind, size = ("wordpiece", 25) if family == "bert" else ("unigram", 20)
+    tokenizer = Tokenizer.train(kind, ["the letters alone"] * 9, size, family=family)
+    tokenizer.save(tmp_path / "out")
+    if causal:
+        configure(tmp_path / "out", is_decoder=True)
+    model = make(resized(config, causal=causal))
+    model.tokenizer = tokenizer
+    if not said:
+        huggingface.save(model, tmp_path / "again")
+        assert load(tmp_path / "out").config.task == load(tmp_path / "again").config.task == config.task
+        return
+    with pytest.raises(DataError, match=f"{said}.*; fine-tune another model"):
+        huggingface.save(model, tmp_path / "again")
+    with pytest.raises(DataError, match=f"{said}.*; load it as a bare encoder: remove 'architectures'"):
+        load(tmp_path / "out")
+    configure(tmp_path / "out", architectures=None)
+    assert load(tmp_path / "out").config.task is None
+
+
+@pytest.mark.parametrize(
     ("case", "head"),
     [
         ("bert", Classification(labels=2, dropout=0.3)),

@@ -80,9 +80,35 @@ def load(folder: str | os.PathLike[str], *, allow_missing: bool = False) -> Mode
     if untied and model.config.lm is not None:  # without an LM head there is no output table to tie
         Fields(data, source).only(TIED, True)
     reading.give_tokenizer(model, _tokenizer(folder), folder)
+    _check_summary(model, format.model_type, source, "load it as a bare encoder: remove 'architectures'")
     _warn_of_uncounted(model, source)
     _warn_of_segments(model, folder / TOKENIZER)
     return model
+
+
+def _check_summary(model: Model, model_type: str, source: str, remedy: str) -> None:
+    """Refuse a classifier of one token of a text if ``transformers`` reads another one: the last token in XLNet and the
+    first one elsewhere, whatever the tokenizer or ``is_decoder``.
+
+    Raises:
+        DataError: it does.
+    """
+    config, tokenizer, head = model.config, model.tokenizer, model.config.task
+    if not isinstance(head, Classification) or head.pooling == "mean":
+        return
+    if tokenizer is None and not config.encoder.causal:
+        return
+    table = heads.CHOICE if config.labels == heads.CHOICES else heads.SEQUENCE
+    theirs = model_type in table and table[model_type].summary == "last"
+    ours = config.encoder.causal or (tokenizer is not None and tokenizer.framing == "xlnet")
+    if theirs != ours:
+        names, why = ("first", "last"), "because it is left-to-right"
+        if tokenizer is not None and not config.encoder.causal:
+            why = f"where its tokenizer puts {tokenizer.token(tokenizer.special.cls)}"
+        raise DataError(
+            f"{source}: the classifier reads the {names[theirs]} token of a text in transformers, and the "
+            f"{names[ours]} one here, {why}; {remedy}"
+        )
 
 
 def _warn_of_uncounted(model: Model, source: str) -> None:
@@ -177,6 +203,8 @@ def prepared(model: Model, *, both_heads: bool = False, bare: bool = False) -> t
     config, weights, given_back = _all_heads(config, weights)
     format = configs.format_of(config)
     model_type = format.model_type
+    if config.task is not None:
+        _check_summary(model, model_type, model_type, "fine-tune another model")
     if model_type == "roberta" and model.tokenizer is not None:
         config, weights = _count_from_padding(config, weights, model.tokenizer.special.pad)
     data = {**configs.write(config), **_more_fields(model, config, format)}
