@@ -64,6 +64,35 @@ def test_settings_of_berts_classes_come_before_tokenizer_json(kind: str, options
     assert Tokenizer.load(tmp_path / "ours").encode(text).ids.tolist() == theirs
 
 
+@pytest.mark.parametrize(
+    ("family", "kind", "changed"),
+    [
+        ("bert", None, True),
+        ("bert", "BertTokenizer", True),
+        ("distilbert", "DistilBertTokenizerFast", True),
+        ("convbert", None, True),
+        ("convbert", "ConvBertTokenizer", False),
+        ("modernbert", "BertTokenizer", False),
+    ],
+)
+def test_defaults_of_berts_classes_come_before_tokenizer_json(
+    family: str, kind: str | None, changed: bool, tmp_path: Path
+) -> None:
+    """As in ``transformers``, whose class of ConvBERT, and every class with ModernBERT, takes the file as it is."""
+    transformers = pytest.importorskip("transformers")
+    words = [*WORDS[:8], "The", "é", "e", "中", "国", "中国"]
+    wordpiece(words, lowercase=False, strip_accents=True, chinese=False).save(str(tmp_path / "tokenizer.json"))
+    special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+    settings = special | {"strip_accents": None} | ({} if kind is None else {"tokenizer_class": kind})
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    text = "The cats é 中国"
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)(text, add_special_tokens=False)["input_ids"]
+    ids = Tokenizer.load(tmp_path).encode(text).ids.tolist()
+    assert ids == theirs
+    assert (words.index("中国") not in ids) == (words.index("The") not in ids) == changed
+
+
 def byte_vocabulary(special: list[str]) -> dict[str, int]:
     letters = sorted(chunks.tokenizers.pre_tokenizers.ByteLevel.alphabet())
     return {token: index for index, token in enumerate([*special, *letters, "Ġt", "he", "Ġthe"])}

@@ -132,7 +132,8 @@ def read(
         vocabulary.backend.add_special_tokens(
             [token for token in special_tokens.added_tokens(kind) if token.content in missing]
         )
-    if suffix == "json" and config.kind not in ("", *_CLASSES) and (path / "config.json").exists():
+    as_it_is = not config.overrides or config.kind not in ("", *_CLASSES)
+    if suffix == "json" and as_it_is and (path / "config.json").exists():
         _warn_of_other_frames(vocabulary.backend, special_tokens, file)
     return TokenizerParts(vocabulary.backend, special_tokens, vocabulary.options)
 
@@ -180,6 +181,7 @@ class _Config:
     """The settings in a tokenizer folder's configuration files."""
 
     kind: str = ""  # the class in transformers
+    overrides: bool = True  # whether that class, if it is one of a family, changes a tokenizer.json by its settings
     family: str | None = None
     tokens: dict[str, str] = field(default_factory=dict)  # role -> token
     added: list[tuple[AddedToken, int]] = field(default_factory=list)  # in the order of ids
@@ -192,10 +194,10 @@ class _Config:
 _OPTIONS = (
     "do_lower_case", "strip_accents", "tokenize_chinese_chars", "keep_accents", "split_by_punct", PREFIX_SPACE,
 )  # fmt: skip
-_OF_NORMALIZER = {  # options of BERT's classes, and their names in a tokenizer.json
-    "do_lower_case": "lowercase",
-    "strip_accents": "strip_accents",
-    "tokenize_chinese_chars": "handle_chinese_chars",
+_OF_NORMALIZER = {  # options of BERT's classes, their names in a tokenizer.json, and their defaults
+    "do_lower_case": ("lowercase", True),
+    "strip_accents": ("strip_accents", None),
+    "tokenize_chinese_chars": ("handle_chinese_chars", True),
 }
 
 
@@ -235,6 +237,7 @@ def _folder_config(folder: Path) -> _Config:
         raise DataError(f"{where}: unknown framing {framing!r}{nearest(str(framing), FRAMINGS)}")
     return _Config(
         kind=kind,
+        overrides=kind != "ConvBertTokenizer" and model.get("model_type") != "modernbert",
         family=_CLASSES.get(kind) or _MODEL_TYPES.get(str(model.get("model_type", ""))),
         tokens=tokens,
         added=sorted(flagged.values(), key=lambda item: item[1]),
@@ -304,18 +307,19 @@ def _read_json(file: Path, merges: Path | None, config: _Config) -> _VocabularyF
 
 def _apply_options(data: dict[str, Any], config: _Config) -> None:
     """Change a ``tokenizer.json`` as the classes of BERT, RoBERTa and DeBERTa in ``transformers`` do, for which the
-    settings in ``tokenizer_config.json`` come first.
+    settings in ``tokenizer_config.json`` come first, and their defaults if it has none.
     """
     normalizer = data.get("normalizer")
-    of_bert = config.family == "bert" and config.kind in ("", *_CLASSES)
+    of_bert = config.overrides and config.family == "bert" and config.kind in ("", *_CLASSES)
     if of_bert and isinstance(normalizer, dict) and normalizer.get("type") == "BertNormalizer":
-        for option, name in _OF_NORMALIZER.items():
-            if config.options.get(option) is not None:
-                normalizer[name] = config.options[option]
+        for option, (name, usual) in _OF_NORMALIZER.items():
+            asked = config.options.get(option)
+            normalizer[name] = usual if asked is None else asked
     splitter = data.get("pre_tokenizer")
     spaced = config.options.pop(PREFIX_SPACE, None) is True
     if isinstance(splitter, dict) and splitter.get("type") == "ByteLevel":
-        if config.kind in _OF_BYTES or (not config.kind and config.family in ("roberta", "deberta")):
+        of_bytes = config.kind in _OF_BYTES or (not config.kind and config.family in ("roberta", "deberta"))
+        if config.overrides and of_bytes:
             splitter[PREFIX_SPACE] = spaced
         if splitter.get(PREFIX_SPACE) is True:
             config.options[PREFIX_SPACE] = True
