@@ -107,6 +107,18 @@ def test_a_damaged_result_or_input_is_named_and_measured_again(place: Path, kind
         assert any(str(path) in line for line in said) or kind == "delete" and path.parts[-4] != "specs"
 
 
+def test_a_run_whose_metrics_lost_lines_has_the_numbers_of_its_last_step(place: Path) -> None:
+    plan = StudyPlan.read(written(place, measures=[], tune=None, seeds=1, arms={"few": None}))
+    out = place / "lost lines"
+    (before,) = without_clock(record(run(plan, out, InProcess())))["cells"]
+    metrics = out / before["name"] / "metrics.jsonl"
+    metrics.write_bytes(b"".join(metrics.read_bytes().splitlines(keepends=True)[:3]))
+    (out / "results" / f"{before['name']}.json").unlink()
+    (after,) = without_clock(record(run(plan, out, InProcess())))["cells"]
+    assert (after["scores"], after["total_loss"]) == (before["scores"], before["total_loss"])
+    assert after["numbers"] == before["numbers"] and after["curve"][-1] == before["curve"][-1]
+
+
 def test_a_cell_that_fails_is_marked_and_stops_no_other(place: Path) -> None:
     plan = StudyPlan.read(written(place, measures=[], tune=None))
     said: list[str] = []

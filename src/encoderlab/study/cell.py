@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from encoderlab.config import from_dict
+from encoderlab.config import flatten, from_dict
 from encoderlab.errors import DataError, EncoderlabError, Stopped
 from encoderlab.execution.local import stop_with_parent
 from encoderlab.files import finite, locked
@@ -38,6 +38,7 @@ from encoderlab.tasks.runs.published import protocol
 from encoderlab.train.distributed import join
 from encoderlab.train.evidence import is_number
 from encoderlab.train.folder import peak_memory
+from encoderlab.train.loop import Outcome
 from encoderlab.train.pretraining import pretrain
 from encoderlab.train.recipe import Recipe
 
@@ -58,7 +59,9 @@ def run(spec: Mapping[str, Any]) -> dict[str, Any]:
     outcome = pretrain(recipe, Path(spec["corpus"]["path"]), folder)
     memory = None if finished else peak_memory(join(recipe.execution.device).device)  # before that of the measures
     record = read_run(folder)
-    held = record.valid[-1]
+    # The last validation is the checkpoint's: metrics.jsonl may have lost lines, and only the curve needs the others.
+    held = flatten(outcome.metrics)
+    record = replace(record, valid=[*(line for line in record.valid if line["step"] < outcome.step), held])
     term = record.term
     model, _ = load_pair(folder)
     scores: dict[str, float | None] = {
@@ -76,7 +79,6 @@ def run(spec: Mapping[str, Any]) -> dict[str, Any]:
             if isinstance(measure, Pairs)
             else _finetuned(measure, base, folder, Path(spec["tasks"]))
         )
-    last = record.train[-1]
     return {
         "status": "done",
         "scores": scores,
@@ -84,24 +86,24 @@ def run(spec: Mapping[str, Any]) -> dict[str, Any]:
         "asked": asked(record),
         "numbers": {
             "step": outcome.step,
-            "tokens": last["tokens"],
-            "flops": last["flops"],
-            "seconds": last["seconds"],
-            "tokens_per_second": last["tokens"] / max(last["seconds"], 1e-9),
+            "tokens": outcome.tokens,
+            "flops": outcome.flops,
+            "seconds": outcome.seconds,
+            "tokens_per_second": outcome.tokens / max(outcome.seconds, 1e-9),
             "memory": memory,
             "parameters": count_parameters(model.config)["total"],
         },
         "details": details,
         "measures": spec["measures"],
         "data": spec.get("data"),
-        "curve": _curve(record),
+        "curve": _curve(record, outcome),
     }
 
 
-def _curve(record: RunRecord) -> list[tuple[float, float]]:
+def _curve(record: RunRecord, outcome: Outcome) -> list[tuple[float, float]]:
     """FLOPs and held-out loss of the main term at every validation."""
-    train = [(0, 0.0)] + [(line["tokens"], line["flops"]) for line in record.train if is_number(line.get("flops"))]
-    tokens, flops = np.array(train).T
+    train = [(line["tokens"], line["flops"]) for line in record.train if is_number(line.get("flops"))]
+    tokens, flops = np.array([(0, 0.0), *train, (outcome.tokens, outcome.flops)]).T
     key = f"losses.{record.term}"
     held = [(line["tokens"], line[key]) for line in record.valid if is_number(line.get(key))]
     return [(float(np.interp(at, tokens, flops)), loss) for at, loss in held]
