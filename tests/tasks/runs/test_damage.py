@@ -6,6 +6,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,20 @@ def test_the_user_s_card_and_the_weights_stay_when_the_rest_is_made_again(tmp_pa
     sums = f"model/{SUMS}"  # with the hash of the card
     changed = {name for name, content in contents(run).items() if content != right[name]}
     assert changed <= {sums, SCORE_FILE, f"model/{SCORE_FILE}"}
+
+
+def test_files_of_users_may_change(tmp_path, caplog) -> None:
+    task, splits = data("single", train=8, dev=8)
+    run, start, recipe = tmp_path / "run", model(), replace(RECIPE, epochs=1)
+    finetune(start, task, splits, recipe, run)
+    mine = (run / "report.html", run / "notes.txt")
+    for text in ("first", "second"):
+        for path in mine:
+            path.write_text(text)
+        splits = {**splits, "test": splits["dev"]}
+        finetune(start, task, splits, recipe, run)  # the record is written again, with the new split
+    assert "changed since the run ended" not in caplog.text
+    assert [path.read_text() for path in mine] == ["second", "second"]
 
 
 @pytest.mark.parametrize("harm", HARMS)

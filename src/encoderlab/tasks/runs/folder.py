@@ -21,6 +21,7 @@ from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import json_line, read_json, sha256, write_json, write_text
 from encoderlab.interchange import checksums
 from encoderlab.interchange.finetuned import SCORE_FILE, read_signed, signed
+from encoderlab.interchange.places import PROVENANCE
 from encoderlab.tasks.data import readers, suites
 from encoderlab.tasks.data.readers import Layout
 from encoderlab.tasks.data.task import Split, Task, is_unlabelled
@@ -28,12 +29,17 @@ from encoderlab.tasks.forms.base import FormSettings, Network, Predictions
 from encoderlab.tasks.forms.table import FORMS, form_named
 from encoderlab.tasks.runs.predict import record
 from encoderlab.tasks.runs.submit import write_submission
-from encoderlab.train.folder import LOCK, METRICS, RECIPE, as_now
+from encoderlab.train.folder import LOG, METRICS, RECIPE, as_now
 from encoderlab.train.recipe import Training
 
 log = logging.getLogger(__name__)
 
 TASK_FILE = "task.json"
+FILES = (
+    *(RECIPE, METRICS, LOG, PROVENANCE, "tensorboard/*", "model/**/*"),
+    *("predictions-*.jsonl", "analysis-*.json", "submission*/**/*"),
+)
+"""What a run makes; the folder may also have a page about it, and files of users."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,12 +143,9 @@ def write_score(score: Mapping[str, Any], out: Path, lost: Mapping[str, str] | N
 
 
 def hashes_in(out: Path) -> dict[str, str]:
-    """The hash of every file of a finished run by its path in the folder, except ``score.json``, the lock and
-    checkpoints.
-    """
-    files = sorted(path for path in out.rglob("*") if path.is_file() and path.name not in (SCORE_FILE, LOCK))
-    names = (path.relative_to(out).as_posix() for path in files)
-    return {name: sha256(out / name) for name in names if not name.startswith("checkpoints/")}
+    """The hash of every file that a finished run has made, except ``score.json``, by its path in the folder."""
+    files = sorted({path for pattern in FILES for path in out.glob(pattern) if path.is_file()})
+    return {path.relative_to(out).as_posix(): sha256(path) for path in files if path.name != SCORE_FILE}
 
 
 def _score_of(out: Path) -> dict[str, Any] | None:
