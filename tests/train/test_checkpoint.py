@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 
 from encoderlab.errors import DataError
 from encoderlab.files import read_json
+from encoderlab.interchange.places import PROVENANCE
 from encoderlab.train import checkpoint
 from encoderlab.train.checkpoint import Snapshot, Writer
 from encoderlab.train.stored import StoredTensors
@@ -198,6 +199,21 @@ def test_a_copy_that_followed_links_goes_on(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "step-000001", tmp_path / "latest")
     save(tmp_path, 2)
     assert (tmp_path / "latest").is_symlink() and (tmp_path / "latest").resolve().name == "step-000002"
+
+
+def test_checkpoints_may_lie_on_another_disk(tmp_path: Path) -> None:
+    run, elsewhere = tmp_path / "run", tmp_path / "disk" / "deep" / "checkpoints"
+    run.mkdir()
+    (run / PROVENANCE).write_text("{}")
+    (elsewhere / "step-000002").mkdir(parents=True)
+    (run / "checkpoints").symlink_to(elsewhere)
+    checkpoint.point(elsewhere / "latest", "step-000002")
+    (tmp_path / "best").symlink_to(run / "checkpoints" / "step-000002")
+    for name in ("step-000002", "latest"):
+        assert checkpoint.run_of(run / "checkpoints" / name) == run
+    (run / "checkpoints").unlink()
+    elsewhere.rename(run / "checkpoints")
+    assert checkpoint.run_of(tmp_path / "best") == run  # a link to a checkpoint
 
 
 def test_killed_while_replacing(tmp_path: Path) -> None:

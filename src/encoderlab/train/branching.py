@@ -41,7 +41,7 @@ def branch(source: Path, out: Path, recipe: Recipe) -> None:
             budget.
         DataError: the checkpoint is damaged.
     """
-    run = source.resolve().parent.parent
+    run = checkpoint.run_of(source)
     if checkpoint.found_in(source) != source or not (run / PROVENANCE).exists():
         raise ConfigError(f"{source}: is not a checkpoint of a run; give one such as RUN/checkpoints/step-000500")
     if out.exists() and any(out.iterdir()):

@@ -34,6 +34,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from encoderlab.errors import DataError
 from encoderlab.files import sha256
 from encoderlab.interchange.files import DTYPES
+from encoderlab.interchange.places import PROVENANCE
 from encoderlab.tensor_files import encode_header
 from encoderlab.train.distributed import World, company, named_tensors
 from encoderlab.train.stored import StoredTensors
@@ -268,6 +269,12 @@ def found_in(path: Path) -> Path | None:
     if folder is None:
         raise DataError(f"{damaged[0][1]}; no older checkpoint is intact")
     return folder
+
+
+def run_of(folder: Path) -> Path:
+    """The run folder of a checkpoint, whose ``checkpoints`` may be a link to another disk."""
+    run = Path(os.path.abspath(folder)).parent.parent
+    return run if (run / PROVENANCE).exists() else folder.resolve().parent.parent
 
 
 def put_aside(folder: Path) -> None:

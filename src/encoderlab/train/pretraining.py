@@ -182,7 +182,7 @@ def _with_tokenizer(models: dict[str, Model], folder: Path) -> dict[str, Model]:
     Raises:
         DataError: it is not the one that the run was trained with.
     """
-    run = folder.resolve().parents[1]
+    run = checkpoint.run_of(folder)
     if (run / TOKENIZER).is_dir():
         tokenizer = Tokenizer.load(run / TOKENIZER)
         if (run / PROVENANCE).exists():
