@@ -30,6 +30,15 @@ def test_what_varies_is_combined(place: Path) -> None:
     }  # fmt: skip
 
 
+def test_an_arm_s_own_field_is_not_varied(place: Path) -> None:
+    masking = "objective.masking"
+    for vary in ({f"{masking}.rate": [0.1, 0.2]}, {masking: [{"kind": "span"}, {"rate": 0.2}]}):
+        with pytest.raises(ConfigError, match="arm 'many' sets 'objective.masking.rate', which also varies; leave it"):
+            read(written(place, vary=vary))
+    _, arms = read(written(place, vary={masking: [{"kind": "bert"}, {"kind": "span"}]}))
+    assert arms["many masking=span"].set == {f"{masking}.rate": 0.4, masking: {"kind": "span"}}
+
+
 def test_options_of_one_kind_are_told_apart(place: Path) -> None:
     masks = [{"kind": "bert", "rate": 0.15}, {"kind": "bert", "rate": 0.4}]
     _, arms = read(written(place, arms={}, vary={"objective.masking": masks}))

@@ -261,6 +261,11 @@ def _arms(study: Study, where: str) -> dict[str, Arm]:
             combined[title] = replace(arm, set={**arm.set, **fields})
     if not study.vary:
         combined = arms
+    varied = {field for path, values in study.vary.items() for value in values for field in flatten({path: value})}
+    for name, arm in arms.items():
+        for path in flatten(arm.set):
+            if any(f"{path}.".startswith(f"{other}.") for other in varied):
+                raise ConfigError(f"{where}: arm {name!r} sets {path!r}, which also varies; leave it out of one of them")
     if not combined or combined == {"": Arm()}:
         raise ConfigError(f"{where}: nothing to compare; give arms, or fields that vary")
     if len({folder_name(name) for name in combined}) < len(combined):
