@@ -265,7 +265,7 @@ def _arms(study: Study, where: str) -> dict[str, Arm]:
     for name, arm in arms.items():
         for path in flatten(arm.set):
             if any(f"{path}.".startswith(f"{other}.") for other in varied):
-                raise ConfigError(f"{where}: arm {name!r} sets {path!r}, which also varies; leave it out of one of them")
+                raise ConfigError(f"{where}: arm {name!r} sets {path!r}, which also varies; leave it out of one")
     if not combined or combined == {"": Arm()}:
         raise ConfigError(f"{where}: nothing to compare; give arms, or fields that vary")
     if len({folder_name(name) for name in combined}) < len(combined):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from encoderlab.errors import ConfigError
+from encoderlab.errors import ConfigError, DataError
 from encoderlab.models import FAMILIES
 from encoderlab.nn.heads import Classification
 from encoderlab.tasks.data.splits import completed
@@ -87,6 +87,21 @@ def test_what_killed_processes_left_is_deleted(tmp_path):
     store, form, splits = store_of(tmp_path)
     rows(store, form, splits)
     assert {path.name for path in tmp_path.glob(".*")} == {*kept}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_a_full_disk_is_an_error_of_one_line(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "none", disk], capture_output=True).returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        store, form, splits = store_of(disk)
+        with pytest.raises(DataError, match=r"disk: the activations .*No space left.* MB are needed\); make room"):
+            rows(store, form, splits)
+        assert not list(disk.iterdir())
+    finally:
+        subprocess.run(["umount", disk], check=True)
 
 
 def test_stored_activations_are_those_of_the_encoder(tmp_path):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
 import re
@@ -25,7 +26,7 @@ from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
 from encoderlab import mapped
 from encoderlab.config import Bounded, Count, Natural
-from encoderlab.errors import ConfigError
+from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import find_hashed, hashed_name, is_running
 from encoderlab.interchange import folder as folders
 from encoderlab.interchange.files import write_weights
@@ -104,22 +105,35 @@ class Store:
         shape = (int(first[-1]), len(self.numbers), self.model.config.encoder.width)
         self._remove_leftovers()
         part = self.folder / f".{stem}-{platform.node()}-{os.getpid()}.npy"  # several runs may begin at once
-        out = np.lib.format.open_memmap(part, "w+", np.dtype(self.settings.dtype), shape)
+        kind = np.dtype(self.settings.dtype)
+        row_bytes = math.prod(shape[1:]) * kind.itemsize
         model, device = self.model.eval(), next(self.model.parameters()).device
         assert model.tokenizer is not None
-        for numbers, batch in sorted_batches(items, pad=model.tokenizer.special.pad, room=room):
-            moved = batch.to(device)
-            states = model.encoder(moved.ids, doc=moved.documents, segments=moved.segments)
-            layers = torch.stack([states.layers[i] for i in self.numbers], dim=2)  # (B, L, n, D)
-            for row, number in enumerate(numbers):
-                if words:
-                    chosen = layers[row][moved.labels["word"][row] >= 0]
-                else:
-                    chosen = layers[row][moved.doc[row] >= 0].mean(0, keepdim=True)
-                out[first[number] : first[number + 1]] = chosen.float().cpu().numpy()
-        out.flush()
-        path = self.folder / hashed_name(stem, part)
-        os.replace(part, path)
+        try:
+            with part.open("wb") as file:  # not mapped into memory: a full disk would end the process
+                header = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(file, header)
+                begin = file.tell()
+                for numbers, batch in sorted_batches(items, pad=model.tokenizer.special.pad, room=room):
+                    moved = batch.to(device)
+                    states = model.encoder(moved.ids, doc=moved.documents, segments=moved.segments)
+                    layers = torch.stack([states.layers[i] for i in self.numbers], dim=2)  # (B, L, n, D)
+                    for row, number in enumerate(numbers):
+                        if words:
+                            chosen = layers[row][moved.labels["word"][row] >= 0]
+                        else:
+                            chosen = layers[row][moved.doc[row] >= 0].mean(0, keepdim=True)
+                        file.seek(begin + int(first[number]) * row_bytes)
+                        file.write(chosen.float().cpu().numpy().astype(kind).tobytes())
+            path = self.folder / hashed_name(stem, part)
+            os.replace(part, path)
+        except OSError as error:
+            raise DataError(
+                f"{self.folder}: the activations could not be written ({error.strerror}; "
+                f"{shape[0] * row_bytes / 1e6:,.1f} MB are needed); make room and run again to resume"
+            ) from None
+        finally:
+            part.unlink(missing_ok=True)
         return path
 
     def _remove_leftovers(self) -> None:
