@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -208,6 +209,18 @@ def test_a_full_disk_is_named_and_the_folder_let_go(tmp_path: Path, capsys: pyte
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     RunFolder(tmp_path, {}, {}).close()
     assert "Logging error" not in capsys.readouterr().err
+
+
+def test_a_run_on_a_full_disk_keeps_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(path: Path, value: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    RunFolder(tmp_path, {}, {}).close()
+    with monkeypatch.context() as patched:
+        patched.setattr("encoderlab.train.folder.write_json", write)
+        with pytest.raises(DataError, match=r"cannot be written \(No space left on device\); make room and run again$"):
+            RunFolder(tmp_path, {}, {})
+    RunFolder(tmp_path, {}, {}).close()
 
 
 def test_compare() -> None:

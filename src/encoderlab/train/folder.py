@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib.metadata
 import json
@@ -42,6 +43,7 @@ class RunFolder:
     Raises:
         ConfigError: the folder is in use, cannot be written, has other content, or a run of another recipe or other
             data.
+        DataError: the disk is full.
     """
 
     def __init__(self, path: Path, recipe: Any, data: Mapping[str, str]) -> None:
@@ -198,7 +200,9 @@ def has_metrics(line: Mapping[str, Any]) -> bool:
     return losses.keys() | accuracy.keys() <= counts.keys()
 
 
-def _unwritable(path: Path, error: OSError) -> ConfigError:
+def _unwritable(path: Path, error: OSError) -> ConfigError | DataError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DataError(f"{path}: cannot be written ({error.strerror}); make room and run again")
     return ConfigError(f"{path}: cannot be written ({error.strerror}); choose another output folder")
 
 
