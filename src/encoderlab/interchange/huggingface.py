@@ -99,7 +99,9 @@ def _check_summary(model: Model, model_type: str, source: str, remedy: str) -> N
     if tokenizer is None and not config.encoder.causal:
         return
     table = heads.CHOICE if config.labels == heads.CHOICES else heads.SEQUENCE
-    theirs = model_type in table and table[model_type].summary == "last"
+    if model_type not in table:  # there is no such class, which is refused elsewhere
+        return
+    theirs = table[model_type].summary == "last"
     ours = config.encoder.causal or (tokenizer is not None and tokenizer.framing == "xlnet")
     if theirs != ours:
         names, why = ("first", "last"), "because it is left-to-right"
