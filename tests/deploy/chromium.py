@@ -26,15 +26,15 @@ FLAGS = """
 class Page:
     """One page of a browser. ``events`` are all that the browser told about it."""
 
+    session: str | None = None
+
     def __init__(self, reads: int, writes: int) -> None:
         self._reads, self._writes, self._rest, self._count = reads, writes, b"", 0
         self.events: list[dict[str, Any]] = []
         target = self.send("Target.createTarget", url="about:blank")["targetId"]
-        self.session: str | None = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.send(f"{domain}.enable")
-
-    session = None
 
     def send(self, method: str, **parameters: Any) -> Any:
         """The result of a command."""

@@ -95,7 +95,6 @@ def serving(
 
     config = uvicorn.Config(server.app, http=process._Connection, lifespan="off", log_config=None, access_log=False)
     running = uvicorn.Server(config)
-    running.install_signal_handlers = lambda: None  # type: ignore[method-assign]
     thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]}, daemon=True)
     engine.start()
     server.ready = True
@@ -116,6 +115,7 @@ def with_head(head: Any, labels: tuple[str, ...]) -> Any:
 
     model = tiny("bert-tiny").with_task(head, labels, 0).eval()
     generator = torch.Generator().manual_seed(3)
+    assert model.task is not None
     with torch.no_grad():
         for parameter in model.task.parameters():
             parameter.normal_(generator=generator)

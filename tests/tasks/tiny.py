@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 from tokenizers import normalizers, pre_tokenizers
@@ -57,7 +58,8 @@ def model(size: str = "bert-tiny", *, dropout: float = 0.0, width: int = 64, pos
         output_dropout=0.0,
     )
     if positions:
-        config = resized(config, position=replace(config.encoder.position, length=positions))
+        position: Any = config.encoder.position  # of a family that has a length
+        config = resized(config, position=replace(position, length=positions))
     return Model(config, text).initialize(1)
 
 
