@@ -19,6 +19,7 @@ from encoderlab.interchange.finetuned import SCORE_FILE, folder_name, read_signe
 from encoderlab.measure.runs import lines_by_split
 from encoderlab.tasks.runs.folder import analysis_file, damaged, record_of
 from encoderlab.tasks.scoring.analysis import Analysis
+from encoderlab.train import schemas
 from encoderlab.train.folder import METRICS, PROVENANCE, RECIPE
 
 log = logging.getLogger(__name__)
@@ -131,7 +132,9 @@ def _seed_run(seed: str, entry: Mapping[str, Any], folder: Path) -> SeedRun:
         log.warning("%s: is missing or has changed; the page does not show it", folder / name)
     lines = lines_by_split(folder / METRICS)
     places = {split: folder / analysis_file(split) for split in record.get("scores", {})}
-    sessions = read_json(folder / PROVENANCE).get("sessions", []) if (folder / PROVENANCE).exists() else []
+    known = {}
+    if (folder / PROVENANCE).exists():
+        known = schemas.read(schemas.RecordedProvenance, folder / PROVENANCE, "restore it, or start the run again")
     return SeedRun(
         seed=seed,
         folder=folder,
@@ -143,5 +146,5 @@ def _seed_run(seed: str, entry: Mapping[str, Any], folder: Path) -> SeedRun:
         analysis={
             split: from_dict(Analysis, read_json(place, REMEDY)) for split, place in places.items() if place.exists()
         },
-        sessions=sessions,
+        sessions=known.get("sessions") or [],
     )

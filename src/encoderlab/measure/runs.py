@@ -16,9 +16,9 @@ import numpy as np
 from encoderlab.config import flatten
 from encoderlab.corpus.shards import unigram_entropy
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.files import read_json
 from encoderlab.measure.report import Metric, Report, Run
 from encoderlab.tensor_files import read_header
+from encoderlab.train import schemas
 from encoderlab.train.doctor import diagnose
 from encoderlab.train.evidence import is_number, of_lines, read_lines
 from encoderlab.train.units import duration, quantity
@@ -66,17 +66,18 @@ def read_run(folder: Path) -> RunRecord:
         raise DataError(f"{folder}: no such folder; give a run folder")
     if (folder / "score.json").exists() and not (folder / "recipe.json").exists():
         raise DataError(f"{folder}: is the folder of a fine-tuning, not of a run; encoderlab report makes its page")
-    recipe = read_json(folder / "recipe.json", "give a run folder, or restore it")
+    recipe = schemas.read(schemas.RecordedRecipe, folder / "recipe.json", "give a run folder, or restore it")
     metrics, source = folder / "metrics.jsonl", folder / "provenance.json"
-    lines = lines_by_split(metrics)
-    sessions = read_json(source, "restore it, or start the run again").get("sessions", []) if source.exists() else []
+    lines, known = lines_by_split(metrics), {}
+    if source.exists():
+        known = schemas.read(schemas.RecordedProvenance, source, "restore it, or start the run again")
     return RunRecord(
         folder=folder,
         recipe=recipe,
         train=lines["train"],
         valid=lines["valid"],
         diverged=next((line.get("step") for line in lines["diverged"]), None),
-        sessions=sessions or [],
+        sessions=known.get("sessions") or [],
     )
 
 

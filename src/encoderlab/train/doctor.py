@@ -411,7 +411,7 @@ def padding(e: Evidence) -> Finding | None:
 
 def starved(e: Evidence) -> Finding | None:
     """Training waits for its data."""
-    waits = [line["waiting"] for line in e.train[1:] if "waiting" in line]
+    waits = [line["waiting"] for line in e.train[1:] if is_number(line.get("waiting"))]
     if len(waits) >= 3 and (wait := float(np.median(waits))) > 0.25:
         seen = f"training waits for data {wait:.0%} of the time"
         remedy = "put the corpus on a faster disk, or leave a core free for the loader"

@@ -18,7 +18,7 @@ from encoderlab.corpus.shards import Corpus, unigram_entropy
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import sha256
-from encoderlab.train import folder
+from encoderlab.train import folder, schemas
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +115,9 @@ def read(run: Path, corpus: Path | None = None) -> Evidence:
     if not path.exists():
         raise DataError(f"{run}: has no metrics.jsonl; give a run folder")
     lines = read_lines(path)
-    recipe = folder.read(run / folder.RECIPE) if (run / folder.RECIPE).exists() else {}
+    recipe = {}
+    if (kept := run / folder.RECIPE).exists():
+        recipe = schemas.read(schemas.RecordedRecipe, kept, "restore it, or give a run folder")
     facts = None
     if corpus is not None:
         text = Corpus(corpus)
@@ -142,8 +144,8 @@ def check_corpus(run: Path, corpus: Path) -> None:
         ConfigError: the corpus is another one, or the run is a fine-tuning.
     """
     path = run / folder.PROVENANCE
-    sessions = folder.read(path).get("sessions") if path.exists() else None
-    data = sessions[0].get("data", {}) if sessions else {}
+    kept = schemas.read(schemas.RecordedProvenance, path, "restore it, or leave --corpus out") if path.exists() else {}
+    data = sessions[0].get("data", {}) if (sessions := kept.get("sessions")) else {}
     if "train" in data:
         raise ConfigError(f"{run}: is a fine-tuning, and --corpus is for runs of pretraining; leave it out")
     known = data.get("corpus")
@@ -172,10 +174,10 @@ def read_lines(path: Path) -> list[Line]:
             line = None
         if not isinstance(line, dict):
             raise DataError(f"{path}:{number}: not a JSON object; restore the file or resume the run")
-        if not folder.has_metrics(line):
+        if found := schemas.problem_of_line(line):
             raise DataError(
-                f"{path}:{number}: lacks split, step, losses or other metrics; resume the run, which leaves the line "
-                "out, or give a run folder of encoderlab"
+                f"{path}:{number}: is no line of metrics ({found}); resume the run, which leaves the line out, or give "
+                "a run folder of encoderlab"
             )
         lines.append(line)
     if cut:

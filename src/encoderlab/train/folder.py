@@ -25,6 +25,7 @@ from encoderlab.execution.workers import cores, versions
 from encoderlab.files import finite, locked, remove_leftovers, write_bytes, write_json
 from encoderlab.interchange.places import PROVENANCE, commits
 from encoderlab.processor import first_core
+from encoderlab.train import schemas
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -185,19 +186,9 @@ def _is_metrics(line: bytes, step: int) -> bool:
     """Whether ``line`` is a whole line of metrics for a step up to ``step``."""
     try:
         data = json.loads(line)
-        return line.endswith(b"\n") and has_metrics(data) and data["step"] <= step
+        return line.endswith(b"\n") and schemas.problem_of_line(data) is None and data["step"] <= step
     except (ValueError, TypeError, AttributeError, RecursionError):
         return False
-
-
-def has_metrics(line: Mapping[str, Any]) -> bool:
-    """Whether a line of metrics has the keys that pages and diagnoses read: damage may have changed one."""
-    if line.get("split") != "train" or "step" not in line:
-        return {"split", "step"} <= line.keys()
-    losses, accuracy, counts = parts = [line.get(name, {}) for name in ("losses", "accuracy", "counts")]
-    if not {"losses", "tokens", "lr", "seconds"} <= line.keys() or not all(isinstance(part, dict) for part in parts):
-        return False
-    return losses.keys() | accuracy.keys() <= counts.keys()
 
 
 def _unwritable(path: Path, error: OSError) -> ConfigError | DataError:
