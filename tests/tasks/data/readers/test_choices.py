@@ -7,6 +7,7 @@ import json
 import pytest
 
 from encoderlab.errors import DataError
+from encoderlab.tasks.data.infer import task_of
 from encoderlab.tasks.data.suites import task
 from encoderlab.tasks.data.task import is_unlabelled
 from tests.tasks.data.written import jsonl, load, write
@@ -109,3 +110,18 @@ def test_options_keep_their_numbers_and_empty_ones_at_the_end_are_left_out(tmp_p
     assert first.options == ("ran", "", "ate", "sang") and first.answers == (2,)
     assert second.options == ("ran", "ate") and second.answers == (1,)
     assert split.remarks == ("train.csv: 1 row: an empty option before others; kept as an option (first: row 2)",)
+
+
+def test_options_that_are_numbers_or_truths_are_written_as_answers_are(tmp_path):
+    """An answer 2.0 among 0.5, 1.0, 1.5, 2.0 is the last of them, not the number of the third."""
+    numbers = [0.5, 1.0, 1.5, 2.0]
+    rows = [{"question": "how much", "options": numbers, "answer": number} for number in numbers]
+    found, _ = task_of(jsonl(tmp_path / "numbers.jsonl", *rows))
+    assert [example.answers for example in load(found, tmp_path / "numbers.jsonl").examples] == [(0,), (1,), (2,), (3,)]
+    rows = [{"question": "is it", "options": [True, False], "answer": answer} for answer in (False, True)]
+    found, _ = task_of(jsonl(tmp_path / "truths.jsonl", *rows))
+    assert [example.answers for example in load(found, tmp_path / "truths.jsonl").examples] == [(1,), (0,)]
+    objects = [{"label": "A", "text": "one"}, {"label": "B", "text": "two"}]
+    path = jsonl(tmp_path / "objects.jsonl", {"question": "which", "options": objects, "answer": "B"})
+    with pytest.raises(DataError, match=r"objects.jsonl:1: .*the option .*'label': 'A'.* is a dict, expected a text"):
+        task_of(path)

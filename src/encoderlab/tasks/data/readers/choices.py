@@ -125,7 +125,9 @@ class Options(Layout):
                 values, keys = list(named.values()), [str(name) for name in named]
             else:
                 values = list(value)
-        options = ["" if value is None else str(value) for value in values]
+        if (odd := next((value for value in values if isinstance(value, list | dict)), None)) is not None:
+            raise TypeError(f"the option {odd!r:.40} is a {type(odd).__name__}, expected a text")
+        options = [label_of(value) or "" for value in values]  # numbers as the answers are written
         while options and not options[-1]:
             options.pop()
         return options, keys
