@@ -28,6 +28,7 @@ from encoderlab.corpus.sources import Reading
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
 from tests.corpus.corpora import digests, sample_text, settings
+from tests.tasks import tiny
 
 
 @pytest.fixture(autouse=True)
@@ -454,6 +455,20 @@ def test_a_merge_that_was_killed_continues_and_takes_no_other_parts(text, chosen
     (tmp_path / "merged" / ".work" / "assembly").mkdir(parents=True)  # killed when all but this was done
     merge_corpora(parts, tmp_path / "merged")
     assert not (tmp_path / "merged" / ".work").exists()
+
+
+def test_a_merged_corpus_is_not_that_of_parts_with_another_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("red one cat\n\ntwo blue dogs\n\nthe mat is green\n")
+    chosen = settings(tmp_path / "a.txt", tokenizer=GivenTokenizer(path=str(tmp_path / "tokenizer")))
+    parts = {}
+    for name, further in (("first", ()), ("second", ("dogs",))):
+        tiny.tokenizer(further=further).save(tmp_path / "tokenizer")  # another one in the same place
+        parts[name] = [tmp_path / f"{name}{number}" for number in range(2)]
+        for number, part in enumerate(parts[name]):
+            build_corpus(chosen, part, shard_index=number, num_shards=2)
+    merge_corpora(parts["first"], tmp_path / "whole")
+    with pytest.raises(ConfigError, match="whole: has another corpus"):
+        merge_corpora(parts["second"], tmp_path / "whole")
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.md", "a.txt.gz"])

@@ -106,7 +106,8 @@ def merge_corpora(
         if (out / MANIFEST).exists():
             manifest = read_manifest(out)
             there = [(source.name, source.sha256) for source in manifest.sources]
-            if (manifest.settings, there) != (first.settings, [(item.name, item.sha256) for item in sources]):
+            same = (manifest.settings, there) == (first.settings, [(item.name, item.sha256) for item in sources])
+            if not same or manifest.tokenizer is None or manifest.tokenizer.hash != first.tokenizer:
                 raise ConfigError(f"{out}: has another corpus; choose another output folder, or delete it")
             verify(out)
             shutil.rmtree(out / WORK, ignore_errors=True)
