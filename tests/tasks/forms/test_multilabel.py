@@ -80,8 +80,15 @@ def test_lists_of_json_are_labels(tmp_path: Path) -> None:
 
 
 def test_vectors_of_zeros_and_ones_are_not_names(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="labels are vectors of 0 and 1, expected lists of names"):
-        task_of(lines(tmp_path / "t.jsonl", [1, 0, 0], [0, 1, 0]))
+    vectors = ([1, 0, 0], [0, 1, 0]), ([1.0, 0.0], [0.0, 1.0]), ([True, False], [True, True])
+    files = [lines(tmp_path / f"{number}.jsonl", *labels) for number, labels in enumerate(vectors)]
+    cells = ("[1, 0]", "[0, 0]"), ("[1 0 0]", "[0 1 0]"), ("[1. 0.]", "[0. 1.]"), ("1|0|0", "0|0|0")
+    files += [table(tmp_path / f"{number}.csv", *labels) for number, labels in enumerate(cells)]
+    for file in files:
+        with pytest.raises(DataError, match="labels are vectors of 0 and 1, expected lists of names"):
+            task_of(file, Given(form="multilabel"))
+    some, _ = task_of(lines(tmp_path / "t.jsonl", [1, 0], [0], [1]))
+    assert some.form == "multilabel"  # names that are numbers
 
 
 @pytest.mark.parametrize(

@@ -93,9 +93,12 @@ class MultiLabelForm(TextForm):
     def inferred(cls, layout: Layout, examples: Sequence[Any]) -> tuple[Layout, tuple[str, ...], str]:
         cells = {label.strip() for example in examples for label in example.labels}
         lists = [example.reference for example in examples if isinstance(example.reference, tuple)]
-        if cells <= {"0", "1"} and any(len(set(names)) < len(names) for names in lists):
-            raise DataError("labels are vectors of 0 and 1, expected lists of names; write the names of the labels")
         separator = None if lists else _separator(cells)
+        if separator is not None:
+            lists = [parts_of(cell, separator) for cell in cells if cell]
+        values = {name.lower().removesuffix(".0") for names in lists for name in names}
+        if values <= {"0", "1", "false", "true"} and lists and all(len(names) > 1 for names in lists):
+            raise DataError("labels are vectors of 0 and 1, expected lists of names; write the names of the labels")
         if not isinstance(layout, Columns) or separator is None:
             return layout, cls.metrics, ""
         said = "labels are lists" if separator == "[]" else f"labels separated by {separator!r}"

@@ -153,7 +153,7 @@ def nested_value(cell: str) -> list[Any] | dict[str, Any] | None:
     if cell[:1] + cell[-1:] not in ("[]", "{}"):
         return None
     # NumPy writes no commas, and without them Python would join the texts; in an object it names its arrays.
-    between = r"""(?<=['"])\s+(?=['"])""" if "'" in cell or '"' in cell else r"(?<=\d)\s+(?=\d)"
+    between = r"""(?<=['"])\s+(?=['"])""" if "'" in cell or '"' in cell else r"(?<=[\d.])\s+(?=[-\d])"
     array = r"array\((\[[-\d\s,.]*\])(?:, dtype=\w+)?\)|array\((\[.*?\]), dtype=\w+\)"  # int64 has no dtype
     plain = re.sub(array, r"\1\2", re.sub(between, ", ", cell), flags=re.DOTALL)
     for read, written in ((json.loads, cell), (ast.literal_eval, plain)):
