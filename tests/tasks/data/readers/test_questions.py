@@ -123,6 +123,12 @@ def test_answers_in_a_cell_as_pandas_writes_them(tmp_path, cell):
     assert [e.answers[0].text for e in load(task("squad1"), path).examples] == ["{b}", "[1]"]
 
 
+def test_offsets_of_a_column_with_gaps_as_pandas_writes_them(tmp_path):
+    text = "id,context,question,answers,answer_start\n1,Red is red.,What?,red,7.0\n2,It is red.,What?,,\n"
+    split = load(task("squad2"), write(tmp_path / "train.csv", text))
+    assert [example.answers for example in split.examples] == [(Answer("red", 7),), ()] and not split.remarks
+
+
 def test_duplicate_ids(tmp_path):
     record = {
         "id": "a",

@@ -130,7 +130,7 @@ def _question(
             raise DataError(f"{path}:{row}: an answer to question {id!r} is {text!r}, not a text; correct it")
         if not text.strip():  # where others have no answer
             continue
-        start = -1 if offset is None else int(offset)
+        start = -1 if offset is None else int(float(offset))  # 10.0 in columns with gaps, as pandas writes them
         if start < 0 or passage[start : start + len(text)].lower() != text.lower():
             start = nearest_place(passage, text.strip(), start)
             if start < 0:
