@@ -252,6 +252,9 @@ def test_columns_of_0_and_1_are_several_labels(tmp_path):
     test.write_text("id,comment,toxic,rude\nx,a,0,2\n")
     with pytest.raises(DataError, match=r"test.csv:2: 'rude' is '2', expected 0 or 1; correct the row"):
         task.read([test], "test")
+    test.write_text("id,comment,toxic,rude\nx,a,1,0\ny,b,,\n")
+    with pytest.raises(DataError, match="no label; dev data needs one in every row, in the columns toxic,rude;"):
+        task.read([test], "dev")
     with pytest.raises(ConfigError, match="t.csv: no column 'toxic,rud'"):
         task_of(path, replace(given, label="toxic,rud"))
     with pytest.raises(ConfigError, match="t.csv: column 'comment' is both text and label"):

@@ -224,6 +224,8 @@ class Task:
         label = readers.layout_of(path, self.layouts).label_column
         if label in columns or label and not columns:
             return f"in the column {label!r}"
+        if label and set(label.split(",")) <= set(columns):
+            return f"in the columns {label}"
         if label is None:
             shown = ", ".join(map(repr, columns[:12]))
             return f"and no column among {shown} has a usual name for labels: name it with --label"
