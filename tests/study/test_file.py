@@ -22,7 +22,7 @@ def test_names_that_look_like_numbers_are_names(place: Path) -> None:
 
 
 def test_what_varies_is_combined(place: Path) -> None:
-    path = written(place, vary={"optim.lr": ["1e-3", 0.01], "model.encoder.layers": [1, 2]})
+    path = written(place, vary={"optim.lr": ["1e-3", 0.01], "model.encoder.layers": [1, 2]}, tune=None)
     _, arms = read(path)
     assert list(arms)[:2] == ["few lr=0.001 layers=1", "many lr=0.001 layers=1"] and len(arms) == 8
     assert arms["many lr=0.01 layers=2"].set == {
@@ -37,6 +37,24 @@ def test_an_arm_s_own_field_is_not_varied(place: Path) -> None:
             read(written(place, vary=vary))
     _, arms = read(written(place, vary={masking: [{"kind": "bert"}, {"kind": "span"}]}))
     assert arms["many masking=span"].set == {f"{masking}.rate": 0.4, masking: {"kind": "span"}}
+
+
+def test_a_field_varies_once(place: Path) -> None:
+    """Else an arm runs with another value than its name says."""
+    encoder = "model.encoder"
+    for vary in (
+        {encoder: [{"layers": 3}], f"{encoder}.layers": [1, 2]},
+        {f"{encoder}.layers": [1, 2], encoder: [{"layers": 3}]},
+    ):
+        first, second = vary
+        with pytest.raises(ConfigError, match=f"vary.{second} and vary.{first} both set '{encoder}.layers'; leave it"):
+            read(written(place, arms={}, vary=vary))
+    vary = {"optim.lr": [1e-3, 2e-3]}
+    with pytest.raises(ConfigError, match="'optim.lr' varies and is tuned, .*; write tune: null, or"):
+        read(written(place, arms={}, vary=vary))
+    assert [*read(written(place, arms={}, vary=vary, tune=None))[1]] == ["lr=0.001", "lr=0.002"]
+    arms = {"a": {"set": {"optim.lr": 1e-3}}, "b": None}  # the value that is multiplied
+    assert [*read(written(place, arms=arms))[1]] == ["a", "b"]
 
 
 def test_options_of_one_kind_are_told_apart(place: Path) -> None:

@@ -261,7 +261,20 @@ def _arms(study: Study, where: str) -> dict[str, Arm]:
             combined[title] = replace(arm, set={**arm.set, **fields})
     if not study.vary:
         combined = arms
-    varied = {field for path, values in study.vary.items() for value in values for field in flatten({path: value})}
+    varied: dict[str, str] = {}  # fields that vary, and the path of each under vary
+    for path, values in study.vary.items():
+        here = {field for value in values for field in flatten({path: value})}
+        for one, other in itertools.product(sorted(here), varied):
+            if f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}."):
+                raise ConfigError(
+                    f"{where}: vary.{path} and vary.{varied[other]} both set {one!r}; leave it out of one"
+                )
+        varied |= dict.fromkeys(here, path)
+    if study.tune and study.tune.field in study.vary:
+        raise ConfigError(
+            f"{where}: {study.tune.field!r} varies and is tuned, so arms would run with other values than their names "
+            "say; write tune: null, or leave it out of vary"
+        )
     for name, arm in arms.items():
         for path in flatten(arm.set):
             if any(f"{path}.".startswith(f"{other}.") for other in varied):
