@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
@@ -262,6 +263,20 @@ def weights_hash(model: nn.Module) -> str:
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def model_hash(model: nn.Module, config: ModelConfig, tokenizer: Tokenizer) -> str:
+    """A hash of weights, configuration and tokenizer, which determine the results of a text."""
+    parts = weights_hash(model), _set_fields(config), tokenizer.hash()
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _set_fields(value: Any) -> Any:
+    """The fields of a configuration that differ from their defaults; those that later versions add change nothing."""
+    if not dataclasses.is_dataclass(value):
+        return value
+    fields = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
+    return type(value).__name__, [(field.name, _set_fields(one)) for field, one in fields if one != field.default]
 
 
 def count_parameters(config: ModelConfig) -> dict[str, int]:

@@ -126,9 +126,7 @@ def encode(
 
 @dataclass(frozen=True, kw_only=True)
 class EncodeFile(ModelWork["tuple[Model, TextVectors]"]):
-    """Encodes the texts of files. The identity of a model is the hash of its weights, which differs by precision, and
-    that of its tokenizer.
-    """
+    """Encodes the texts of files. The weights, and so the identity of the model, differ by precision."""
 
     verb, suffix, unit, product = "encode", ".npy", "texts", "vectors of {width} numbers"
     pooling: Pooling | None
@@ -136,10 +134,10 @@ class EncodeFile(ModelWork["tuple[Model, TextVectors]"]):
 
     def load(self, say: Say) -> tuple[tuple[Model, TextVectors], str]:
         from encoderlab.inference import tokenizer_of
-        from encoderlab.model import weights_hash
+        from encoderlab.model import model_hash
 
         network = _encoder(self.model, self.precision)
-        identity = f"{weights_hash(network)} {tokenizer_of(network).hash()}"
+        identity = model_hash(network, network.config, tokenizer_of(network))
         return (network, _vectors_of(self.model, self.pooling)), identity
 
     def asked(self) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def minimal_pairs(
     from encoderlab.measure.pairs.reading import find
     from encoderlab.measure.pairs.scorers import scorers_of
     from encoderlab.measure.pairs.statistics import Ties
-    from encoderlab.model import weights_hash
+    from encoderlab.model import model_hash
     from encoderlab.nn import kernels
 
     if not data:
@@ -93,11 +93,11 @@ def minimal_pairs(
             raise ConfigError(f"--out {out}: is inside {place}, which is read; give another --out")
     files = find(data)
     loaded = load_pair(model)
-    digests = [weights_hash(one) for one in loaded if one is not None]
+    tokenizer = tokenizer_of(loaded[0])
+    models = [model_hash(one, one.config, tokenizer) for one in loaded if one is not None]
     kernels.keep_memory()
     network, generator = placed(loaded[0], precision), loaded[1] and placed(loaded[1], precision)
     scorers = scorers_of(network, generator, official=official)
-    tokenizer = tokenizer_of(network)
     limits = [scorer.longest for scorer in scorers if scorer.longest is not None]
     surveyed = survey(
         files,
@@ -122,7 +122,7 @@ def minimal_pairs(
             files,
             tokenizer,
             surveyed,
-            key=" ".join([*digests, tokenizer.hash(), precision]),
+            key=" ".join([*models, precision]),
             out=out,
             progress=lambda done, total: show("scored", done, total),
             **settings,

@@ -183,6 +183,25 @@ def test_scores_of_another_tokenizer_are_not_mixed(
     capsys.readouterr()
 
 
+def test_scores_of_another_configuration_are_not_mixed(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the same weights with an activation that was corrected after an interruption."""
+    monkeypatch.setattr(evaluate, "CHUNK", 7)
+    model = shutil.copytree(place / "model", tmp_path / "model")
+    words = ["minimal-pairs", str(model), str(place / "pairs"), "--out"]
+    stop_in_fourth_part(monkeypatch)
+    assert main([*words, str(tmp_path / "cut")]) == 130
+    fields = json.loads((model / "config.json").read_text())
+    fields["encoder"]["activation"] = "relu"
+    (model / "config.json").write_text(json.dumps(fields))
+    (model / "SHA256SUMS").unlink()
+    for name in ("cut", "whole"):
+        assert main([*words, str(tmp_path / name)]) == 0
+    assert (tmp_path / "cut").read_bytes() == (tmp_path / "whole").read_bytes()
+    capsys.readouterr()
+
+
 def test_a_pair_too_long_for_the_model_is_refused_or_left_out(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

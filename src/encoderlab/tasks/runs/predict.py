@@ -18,7 +18,7 @@ import torch
 from encoderlab.errors import ConfigError
 from encoderlab.files import finite, json_line
 from encoderlab.inference import batch_tokens, evaluating, reading_apart
-from encoderlab.model import Model, weights_hash
+from encoderlab.model import Model, model_hash
 from encoderlab.part_files import PartFile
 from encoderlab.tasks.data.examples import in_parts, is_unlabelled, naming_the_longest
 from encoderlab.tasks.data.task import Example, Question, Remarks, Task, Text
@@ -291,8 +291,9 @@ def identity(predictor: Predictor) -> str:
 
 
 def _identity(predictor: Predictor) -> list[Any]:
-    form = predictor.form
-    return [weights_hash(predictor.model), form.tokenizer.hash(), form.settings, form.threshold, form.head_labels()]
+    model, form = predictor.model, predictor.form
+    known = model_hash(model, model.config, form.tokenizer)
+    return [known, form.settings, form.threshold, form.head_labels()]
 
 
 def _key(predictor: Predictor, path: Path, task: Task, chunk: int, besides: Sequence[str]) -> str:
