@@ -108,3 +108,13 @@ def test_data_files_are_named_by_their_split(tmp_path):
     assert {split: len(files) for split, files in found.items()} == {"train": 2, "test": 1}
     (tmp_path / "data" / "more.parquet").write_bytes(b"")
     assert labelled_files(tmp_path) == {}  # a file whose name says no split
+
+
+def test_the_name_of_a_folder_says_no_split_of_its_files(tmp_path: Path) -> None:
+    folder = tmp_path / "my-test-data"
+    folder.mkdir()
+    for name in ("train.csv", "extra.csv"):
+        (folder / name).write_text("text,label\n")
+    assert labelled_files(folder) == {}
+    (folder / "extra.csv").unlink()
+    assert labelled_files(folder) == {"train": [folder / "train.csv"]}

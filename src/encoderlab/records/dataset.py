@@ -35,9 +35,10 @@ def labelled_files(folder: Path) -> dict[str, list[Path]]:
     if not folder.is_dir():
         return {}
     files = [path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES and path.is_file()]
-    inside = [path for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
-    splits = splits_of(inside)
-    return splits if "train" in splits or "test" in splits else {}
+    inside = [path.relative_to(folder) for path in files]  # the folder's own name says nothing of its files
+    splits = splits_of(path for path in inside if not any(part.startswith(".") for part in path.parts))
+    found = {split: [folder / path for path in paths] for split, paths in splits.items()}
+    return found if "train" in found or "test" in found else {}
 
 
 def dataset_files(folder: Path) -> dict[str, list[Path]]:
