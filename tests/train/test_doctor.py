@@ -635,3 +635,8 @@ def test_few_targets_are_cured_by_what_limits_them(masking, remedy):
     recipe = RECIPE | {"objective": {"kind": "mlm", "masking": masking}}
     (found,) = diagnose(evidence(counts={"mlm": 100}, recipe=recipe))
     assert found.remedy.startswith(remedy)
+
+
+@pytest.mark.parametrize(("precision", "said"), [("bf16", True), ("fp32", False), (None, True)])
+def test_single_precision_is_no_remedy_for_itself(precision: str | None, said: bool) -> None:
+    assert ("precision=fp32" in doctor.to_stay_finite(precision)) == said

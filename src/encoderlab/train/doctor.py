@@ -53,7 +53,13 @@ def not_finite(e: Evidence) -> Finding | None:
     if not broken:
         return None
     seen = f"loss or gradient is not finite at step {broken[0]['step']}, learning rate {broken[0].get('lr') or 0:.2g}"
-    return Finding("not finite", "error", seen, "lower optim.lr, lengthen schedule.warmup, or set precision=fp32")
+    return Finding("not finite", "error", seen, to_stay_finite(e.recipe.get("precision")))
+
+
+def to_stay_finite(precision: str | None) -> str:
+    """What to change where a gradient was not finite in this ``precision``."""
+    slower = "lower optim.lr" if precision == "fp32" else "lower optim.lr, set precision=fp32,"
+    return f"{slower} or lengthen schedule.warmup"
 
 
 def rate_too_high(e: Evidence) -> Finding | None:

@@ -27,6 +27,7 @@ from encoderlab.train import checkpoint
 from encoderlab.train.checkpoint import Snapshot
 from encoderlab.train.data import Data, Feed
 from encoderlab.train.distributed import company, join
+from encoderlab.train.doctor import to_stay_finite
 from encoderlab.train.engine import Engine
 from encoderlab.train.folder import METRICS, RunFolder
 from encoderlab.train.journal import SHOWN, Journal
@@ -303,8 +304,7 @@ class _Run:
             self._written()
             kept = checkpoint.newest(self.checkpoints)[0]
             raise Diverged(
-                f"step {step}: {error} (learning rate {self.lr:.2g}); "
-                "lower optim.lr, lengthen schedule.warmup, or set precision=fp32; "
+                f"step {step}: {error} (learning rate {self.lr:.2g}); {to_stay_finite(self.recipe.precision)}; "
                 + (f"the last checkpoint before it is {kept}" if kept else "no checkpoint had been written yet")
             ) from None
 
