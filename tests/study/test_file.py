@@ -50,9 +50,12 @@ def test_a_field_varies_once(place: Path) -> None:
         with pytest.raises(ConfigError, match=f"vary.{second} and vary.{first} both set '{encoder}.layers'; leave it"):
             read(written(place, arms={}, vary=vary))
     vary = {"optim.lr": [1e-3, 2e-3]}
-    with pytest.raises(ConfigError, match="'optim.lr' varies and is tuned, .*; write tune: null, or"):
-        read(written(place, arms={}, vary=vary))
+    for given in (vary, {"optim": [{"lr": 1e-3}, {"lr": 2e-3}]}):
+        with pytest.raises(ConfigError, match="'optim.lr' varies and is tuned, .*; write tune: null, or"):
+            read(written(place, arms={}, vary=given))
     assert [*read(written(place, arms={}, vary=vary, tune=None))[1]] == ["lr=0.001", "lr=0.002"]
+    with pytest.raises(ConfigError, match="arm 'a' sets 'model.pooler', which also varies; leave it"):
+        read(written(place, arms={"a": {"set": {"model.pooler": None}}}, vary={"model.pooler.dropout": [0.0, 0.1]}))
     arms = {"a": {"set": {"optim.lr": 1e-3}}, "b": None}  # the value that is multiplied
     assert [*read(written(place, arms=arms))[1]] == ["a", "b"]
 

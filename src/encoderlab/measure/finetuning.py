@@ -132,9 +132,6 @@ def _seed_run(seed: str, entry: Mapping[str, Any], folder: Path) -> SeedRun:
         log.warning("%s: is missing or has changed; the page does not show it", folder / name)
     lines = lines_by_split(folder / METRICS)
     places = {split: folder / analysis_file(split) for split in record.get("scores", {})}
-    known = {}
-    if (folder / PROVENANCE).exists():
-        known = schemas.read(schemas.RecordedProvenance, folder / PROVENANCE, "restore it, or start the run again")
     return SeedRun(
         seed=seed,
         folder=folder,
@@ -146,5 +143,5 @@ def _seed_run(seed: str, entry: Mapping[str, Any], folder: Path) -> SeedRun:
         analysis={
             split: from_dict(Analysis, read_json(place, REMEDY)) for split, place in places.items() if place.exists()
         },
-        sessions=known.get("sessions") or [],
+        sessions=schemas.sessions(folder / PROVENANCE, "restore it, or start the run again"),
     )

@@ -67,17 +67,14 @@ def read_run(folder: Path) -> RunRecord:
     if (folder / "score.json").exists() and not (folder / "recipe.json").exists():
         raise DataError(f"{folder}: is the folder of a fine-tuning, not of a run; encoderlab report makes its page")
     recipe = schemas.read(schemas.RecordedRecipe, folder / "recipe.json", "give a run folder, or restore it")
-    metrics, source = folder / "metrics.jsonl", folder / "provenance.json"
-    lines, known = lines_by_split(metrics), {}
-    if source.exists():
-        known = schemas.read(schemas.RecordedProvenance, source, "restore it, or start the run again")
+    lines = lines_by_split(folder / "metrics.jsonl")
     return RunRecord(
         folder=folder,
         recipe=recipe,
         train=lines["train"],
         valid=lines["valid"],
         diverged=next((line.get("step") for line in lines["diverged"]), None),
-        sessions=known.get("sessions") or [],
+        sessions=schemas.sessions(folder / "provenance.json", "restore it, or start the run again"),
     )
 
 

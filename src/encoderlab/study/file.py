@@ -239,6 +239,11 @@ def _check_budget(study: Study, where: str) -> None:
             raise ConfigError(f"{where}: budget.steps is {value!r}, expected whole numbers")
 
 
+def _overlap(one: str, other: str) -> bool:
+    """Whether two paths are of one field, or one of them is of a field inside the other's."""
+    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
+
+
 def _arms(study: Study, where: str) -> dict[str, Arm]:
     """The arms of the file, times the combinations of what varies."""
     arms = {
@@ -265,19 +270,19 @@ def _arms(study: Study, where: str) -> dict[str, Arm]:
     for path, values in study.vary.items():
         here = {field for value in values for field in flatten({path: value})}
         for one, other in itertools.product(sorted(here), varied):
-            if f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}."):
+            if _overlap(one, other):
                 raise ConfigError(
                     f"{where}: vary.{path} and vary.{varied[other]} both set {one!r}; leave it out of one"
                 )
         varied |= dict.fromkeys(here, path)
-    if study.tune and study.tune.field in study.vary:
+    if study.tune and any(_overlap(study.tune.field, field) for field in varied):
         raise ConfigError(
             f"{where}: {study.tune.field!r} varies and is tuned, so arms would run with other values than their names "
             "say; write tune: null, or leave it out of vary"
         )
     for name, arm in arms.items():
         for path in flatten(arm.set):
-            if any(f"{path}.".startswith(f"{other}.") for other in varied):
+            if any(_overlap(path, field) for field in varied):
                 raise ConfigError(f"{where}: arm {name!r} sets {path!r}, which also varies; leave it out of one")
     if not combined or combined == {"": Arm()}:
         raise ConfigError(f"{where}: nothing to compare; give arms, or fields that vary")

@@ -143,9 +143,8 @@ def check_corpus(run: Path, corpus: Path) -> None:
     Raises:
         ConfigError: the corpus is another one, or the run is a fine-tuning.
     """
-    path = run / folder.PROVENANCE
-    kept = schemas.read(schemas.RecordedProvenance, path, "restore it, or leave --corpus out") if path.exists() else {}
-    data = sessions[0].get("data", {}) if (sessions := kept.get("sessions")) else {}
+    sessions = schemas.sessions(run / folder.PROVENANCE, "restore it, or leave --corpus out")
+    data = sessions[0].get("data", {}) if sessions else {}
     if "train" in data:
         raise ConfigError(f"{run}: is a fine-tuning, and --corpus is for runs of pretraining; leave it out")
     known = data.get("corpus")

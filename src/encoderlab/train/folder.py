@@ -187,7 +187,7 @@ def _is_metrics(line: bytes, step: int) -> bool:
     try:
         data = json.loads(line)
         return line.endswith(b"\n") and schemas.problem_of_line(data) is None and data["step"] <= step
-    except (ValueError, TypeError, AttributeError, RecursionError):
+    except (ValueError, RecursionError):
         return False
 
 

@@ -175,3 +175,12 @@ def read(kind: Any, path: Path, remedy: str) -> dict[str, Any]:
     if found := problem(kind, data):
         raise DataError(f"{path}: is damaged ({found}); {remedy}")
     return data
+
+
+def sessions(path: Path, remedy: str) -> list[dict[str, Any]]:
+    """The sessions that ``provenance.json`` at ``path`` records; none without the file.
+
+    Raises:
+        DataError: as :func:`read`.
+    """
+    return read(RecordedProvenance, path, remedy).get("sessions") or [] if path.exists() else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from pydoc_data import topics
 
@@ -163,38 +164,34 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_bytes(
     capsys.readouterr()
 
 
-def test_scores_of_another_tokenizer_are_not_mixed(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of one that was corrected after an interruption."""
-    monkeypatch.setattr(evaluate, "CHUNK", 7)
-    model = shutil.copytree(place / "model", tmp_path / "model")
-    words = ["minimal-pairs", str(model), str(place / "pairs"), "--out"]
-    stop_in_fourth_part(monkeypatch)
-    assert main([*words, str(tmp_path / "cut")]) == 130
+def swap_two_words(model: Path) -> None:
     parts = json.loads((model / "tokenizer.json").read_text())
     vocabulary = parts["model"]["vocab"]
     vocabulary["the"], vocabulary["a"] = vocabulary["a"], vocabulary["the"]
     (model / "tokenizer.json").write_text(json.dumps(parts))
-    (model / "SHA256SUMS").unlink()
-    for name in ("cut", "whole"):
-        assert main([*words, str(tmp_path / name)]) == 0
-    assert (tmp_path / "cut").read_bytes() == (tmp_path / "whole").read_bytes()
-    capsys.readouterr()
 
 
-def test_scores_of_another_configuration_are_not_mixed(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def change_the_activation(model: Path) -> None:
+    fields = json.loads((model / "config.json").read_text())
+    fields["encoder"]["activation"] = "relu"
+    (model / "config.json").write_text(json.dumps(fields))
+
+
+@pytest.mark.parametrize("correct", [swap_two_words, change_the_activation])
+def test_scores_of_another_model_are_not_mixed(
+    correct: Callable[[Path], None],
+    place: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of the same weights with an activation that was corrected after an interruption."""
+    """Of the same weights whose tokenizer or configuration was corrected after an interruption."""
     monkeypatch.setattr(evaluate, "CHUNK", 7)
     model = shutil.copytree(place / "model", tmp_path / "model")
     words = ["minimal-pairs", str(model), str(place / "pairs"), "--out"]
     stop_in_fourth_part(monkeypatch)
     assert main([*words, str(tmp_path / "cut")]) == 130
-    fields = json.loads((model / "config.json").read_text())
-    fields["encoder"]["activation"] = "relu"
-    (model / "config.json").write_text(json.dumps(fields))
+    correct(model)
     (model / "SHA256SUMS").unlink()
     for name in ("cut", "whole"):
         assert main([*words, str(tmp_path / name)]) == 0
