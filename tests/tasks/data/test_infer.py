@@ -41,6 +41,14 @@ def test_forms_are_inferred_and_said(tmp_path, name, text, form, said):
     assert task.read([path], "train").examples
 
 
+def test_entities_are_found_behind_many_texts_without_any(tmp_path):
+    path = tmp_path / "late.jsonl"
+    path.write_text('{"text": "to go", "label": []}\n' * 150 + '{"text": "Sue ran", "label": [[0, 3, "PER"]]}\n')
+    task, said = task_of(path)
+    assert task.form == "tagging" and "entities = 'label'" in said
+    assert len(task.read([path], "train").examples) == 151
+
+
 def test_decimal_commas_are_numbers_to_be_written_otherwise(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("text;label\na;3,5\nb;4\n")

@@ -338,13 +338,16 @@ def _spans(file: _InferredFile, text: str, label: str | None) -> _Inferred | Non
     """A text with its entities in the column of the label, or, without one, in one of :data:`SPANS`; None for other
     files.
     """
-    for record in islice(tables.records(file.path), tables.FIRST):
-        for name in SPANS if label is None else (label,):
+    names = SPANS if label is None else (label,)
+    for number, record in enumerate(tables.records(file.path)):
+        for name in names:
             value = record.fields.get(name)
             if isinstance(value, dict) and (text, name) == ("text", "label"):  # as in CLUENER
                 return _Inferred(CharacterSpans(), "words", "spans of characters by type")
             if isinstance(value, list) and value and None not in map(span_of, value):
                 return _Inferred(TextSpans(text=text, spans=name), "words", f"text = {text!r}, entities = {name!r}")
+        if number >= tables.FIRST and all(record.fields.get(name) != [] for name in names):
+            break  # a text without entities has an empty list
     return None
 
 

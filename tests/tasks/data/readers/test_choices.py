@@ -112,6 +112,14 @@ def test_options_keep_their_numbers_and_empty_ones_at_the_end_are_left_out(tmp_p
     assert split.remarks == ("train.csv: 1 row: an empty option before others; kept as an option (first: row 2)",)
 
 
+def test_answers_of_a_column_with_gaps_are_whole_numbers(tmp_path):
+    """pandas writes them as 1.0; an option of that name comes first."""
+    path = write(tmp_path / "gaps.csv", "question,a,b,c,answer\nq,x,y,z,3.0\ns,x,y,z,1.0\n")
+    assert [example.answers for example in load(task_of(path)[0], path).examples] == [(2,), (0,)]
+    path = write(tmp_path / "named.csv", "question,a,b,c,answer\nq,2.0,3.0,1.0,3.0\ns,1.0,2.0,3.0,1.0\n")
+    assert [example.answers for example in load(task_of(path)[0], path).examples] == [(1,), (0,)]
+
+
 def test_options_that_are_numbers_or_truths_are_written_as_answers_are(tmp_path):
     """An answer 2.0 among 0.5, 1.0, 1.5, 2.0 is the last of them, not the number of the third."""
     numbers = [0.5, 1.0, 1.5, 2.0]

@@ -94,10 +94,10 @@ class Options(Layout):
             texts += answer in options
             if answer in keys:
                 places += 1
-            elif answer.isdecimal():
-                places += int(answer) <= len(options)
-                last = last or int(answer) == len(options)
-                numbers.add(int(answer))
+            elif (number := _number(answer, options)) is not None:
+                places += number <= len(options)
+                last = last or number == len(options)
+                numbers.add(number)
             else:
                 places += letter_place(answer) in range(len(options))
         if not total:
@@ -333,10 +333,19 @@ def _choice(
         return None
     if answer in keys:
         return keys.index(answer)
-    place = int(answer) - first_number if answer.isdecimal() else letter_place(answer)
+    number = _number(answer, options)
+    place = letter_place(answer) if number is None else number - first_number
     if place in range(len(options)) and not by_text:
         return place
     return options.index(answer) if answer in options else -1
+
+
+def _number(answer: str, options: Sequence[str]) -> int | None:
+    """The number that names an option; None if the answer is not one."""
+    if answer.isdecimal():
+        return int(answer)
+    whole = re.fullmatch(r"(\d+)\.0", answer)  # as pandas writes numbers of a column with gaps
+    return int(whole[1]) if whole and answer not in options else None
 
 
 def _joined(record: Record, column: str, path: Path) -> str:
