@@ -36,25 +36,36 @@ PAGE = HERE.parents[1] / "docs" / "claims.md"
 HEAD = """# The claims of the papers
 
 What papers of the BERT family claim, and what our studies say of it, in one trainer, on the same ten million words, at
-equal FLOPs: two layers of width 256, rows of 128 tokens, three seeds, the rate tuned for every arm
-([studies](studies.md)). Static masks have a hundredth of the words, so that they repeat. A verdict is about this size
-and these budgets, not about the paper's.
+equal FLOPs: two layers of width 256, rows of 128 tokens, three seeds (fewer where the tables say so), the rate tuned
+for every arm ([studies](studies.md)). Static masks have a hundredth of the words, so that they repeat. A verdict is
+about this size and these budgets, not about the paper's.
 
 With learned positions, masked models of this size stay at the frequencies of tokens within these budgets: a loss of 6.3
 at 3e13 FLOPs, where Transformer-XL's relative positions reach 4.8. There is little to compare at that stage. So all
 arms of the studies of objectives and memory have relative positions, and those of masks, static masks, ELECTRA,
 ConvBERT, DistilBERT, sentence pairs, sharing (ALBERT) and norms rotary ones and no dropout. The architectures have
 those of their papers, so their losses differ here mostly by positions. A memory costs FLOPs, so a model with 512 states
-of it reads a third fewer tokens than one without. DistilBERT's teacher is small-en, and its forward pass counts. Of
-ELECTRA's arms the loss and the pairs are the generator's, so the probe says more. ConvBERT's parts are compared by
-masked prediction for this reason. The last layer is computed at the predicted places alone; its convolutions at these
-and their neighbours. Masked losses of sentence pairs are of their own rows, whose texts are shorter than those without
-pairs.
+of it reads a third fewer tokens than one without. DistilBERT's teacher is small-en, and its forward pass counts. The
+last layer is computed at the predicted places alone; its convolutions at these and their neighbours. Masked losses of
+sentence pairs are of their own rows, whose texts are shorter than those without pairs.
+
+Of ELECTRA, ConvBERT and DeBERTa v3 (and of the arms with a generator in ELECTRA's study) the loss and the minimal pairs
+are the generator's, also where ConvBERT's loss is better than ELECTRA's. So the probe and the fine-tuned tasks say
+more, though the probe finds hardly an entity in any of these arms. Generators of ELECTRA and ConvBERT keep four layers,
+so the whole one of ELECTRA's study has twice the layers of the model. ConvBERT's parts are compared by masked
+prediction for these reasons.
+
+FLOPs are those of tokens. Padding is computed but not counted, which is 11 to 21% more with whole sentences (RoBERTa,
+ModernBERT, and masked prediction in all studies but DeBERTa's), 5 to 8% with pairs (BERT, ALBERT, ELECTRA, ConvBERT,
+next sentence, sentence order), and nothing with chunks and streams (DeBERTa, XLNet, Transformer-XL). Products of
+position to content run at all keys but are counted at the predicted places, so DeBERTa computes 5 to 10% more than is
+counted.
 
 **Effect**: the mean difference over seeds, positive if the claim is right, with its 95% interval; of losses in nats, of
 minimal pairs (BLiMP), probes and fine-tuned tasks in points; by each measure at the largest of the budgets with the
-most seeds. **Holds**: better beyond chance, after Holm's correction over all comparisons of the study. **Does not
-hold**: worse beyond chance. Otherwise it **cannot be told**; then the number of seeds is given that would show an
+most seeds. A difference that is the same with every seed, such as that of two scores that are always 0, has no interval
+and is left out. **Holds**: better beyond chance, after Holm's correction over all comparisons of the study. **Does not
+hold**: worse beyond chance. Otherwise it **cannot be told**; then about the number of seeds is given that would show an
 effect of this size four times of five, as one of so many comparisons, and the FLOPs of both arms with that many. **Not
 run** has the FLOPs of both arms at the largest budget. **†**: the best rate of an arm is the lowest or the highest that
 was tried, so a better one may exist.
@@ -95,7 +106,7 @@ def arms(found: dict[str, Any]) -> list[str]:
     lines = [
         f"Mean over seeds with its 95% interval, at {max(complete):.0e} FLOPs. Losses and bits per byte are of what",
         "each arm predicts, so they compare only arms that predict the same.\n",
-        f"| arm | tokens | {' | '.join(measures)} |\n|---|---:|{'---:|' * len(measures)}",
+        f"| arm | seeds | tokens | {' | '.join(measures)} |\n|---|---:|---:|{'---:|' * len(measures)}",
     ]
     for name, runs in of_arm.items():
         tokens = f"{runs[0]['numbers']['tokens'] / 1e6:.2f} M"
@@ -108,7 +119,7 @@ def arms(found: dict[str, Any]) -> list[str]:
             unit = 1 if measure in LOWER else 100
             low, high = mean_interval([unit * value for value in values])
             shown.append(f"{(low + high) / 2:.4g} ± {(high - low) / 2:.2g}")
-        lines.append(f"| {name}{' †' * (name in marked)} | {tokens} | {' | '.join(shown)} |")
+        lines.append(f"| {name}{' †' * (name in marked)} | {len(runs)} | {tokens} | {' | '.join(shown)} |")
     return lines
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.studies.claims import HERE, PAGE, STUDIES, judged, page
+from benchmarks.studies.claims import HERE, PAGE, STUDIES, arms, judged, page
 from encoderlab.study.file import read
 
 FOUND = {"by": "loss", "amount": 1e13, "seeds": 3, "difference": 0.2, "low": 0.1, "high": 0.3, "needed": 4}
@@ -25,3 +25,13 @@ def test_what_is_judged() -> None:
     assert judged(FOUND | {"verdict": "holds"}) == "| 1e+13, 3 | loss +0.2 (+0.1 to +0.3) | **holds** |"
     told = judged(FOUND | {"by": "blimp", "verdict": "cannot be told at this budget"})
     assert told == "| 1e+13, 3 | blimp +20 (+10 to +30) | cannot be told; 4 seeds, 8.0e+13 |"
+
+
+def test_every_arm_has_its_number_of_seeds() -> None:
+    cells = [
+        {"arm": arm, "amount": 1e13, "status": "done", "scores": {"loss": 5.0 + seed}, "numbers": {"tokens": 2e6}}
+        for arm, seeds in (("one", 3), ("two", 2))
+        for seed in range(seeds)
+    ]
+    *_, one, two = arms({"cells": cells, "tuning": []})
+    assert one.startswith("| one | 3 | 2.00 M | 6 ± ") and two.startswith("| two | 2 | 2.00 M | 5.5 ± ")
