@@ -29,13 +29,14 @@ class Patterns:
     """Sums over texts, of every layer (N) and head (H); queries are the tokens of words.
 
     ``entropy`` in nats, of attention heads; ``distance`` in tokens; ``near`` and ``far``: weight within :data:`NEAR` of
-    the diagonal and outside; ``relations``: weight on the tokens of each of :data:`RELATIONS`. ``map`` (N, H, 64, 64)
-    over the first tokens, with the number of texts ``seen`` (64, 64) that are long enough.
+    the diagonal and outside, where ``outside`` tokens are; ``relations``: weight on the tokens of each of
+    :data:`RELATIONS`. ``map`` (N, H, 64, 64) over the first tokens, with the number of texts ``seen`` (64, 64) that are
+    long enough.
     """
 
     def __init__(self, layers: int, heads: int, attending: int) -> None:
         self.layers, self.heads, self.attending = layers, heads, attending
-        self.queries = self.parsed = 0
+        self.queries = self.parsed = self.outside = 0
         shape = layers, heads
         self.entropy, self.distance, self.near, self.far = (np.zeros(shape) for _ in range(4))
         self.relations = {name: np.zeros(shape) for name in RELATIONS}
@@ -66,6 +67,7 @@ class Patterns:
         if not text.memory:
             self.seen[:shown, :shown] += 1
         self.queries += len(rows)
+        self.outside += int((~near).sum())
         self.parsed += 0 if heads is None else len(rows)
 
     def shares(self) -> dict[str, np.ndarray]:
@@ -81,12 +83,16 @@ class Patterns:
         return {
             "entropy": [[float(x) if head < self.attending else None for head, x in enumerate(row)] for row in entropy],
             "distance": (self.distance / queries).tolist(),
-            "diagonal": concentration.tolist(),
+            "diagonal": concentration.tolist() if self.outside else [[None] * self.heads] * self.layers,
             **{name: shares.tolist() for name, shares in self.shares().items()},
         }
 
-    def diagonal(self, first: int, last: int) -> float:
-        """Diagonal concentration of all maps of heads ``first`` up to ``last``: near over far."""
+    def diagonal(self, first: int, last: int) -> float | None:
+        """Diagonal concentration of all maps of heads ``first`` up to ``last``: near over far; None if all texts are so
+        short that no token is far.
+        """
+        if not self.outside:
+            return None
         return float(self.near[:, first:last].sum() / max(self.far[:, first:last].sum(), 1e-9))
 
     def average(self) -> np.ndarray:
