@@ -47,7 +47,8 @@ ConvBERT, DistilBERT, sentence pairs, sharing (ALBERT) and norms rotary ones and
 those of their papers, so their losses differ here mostly by positions. A memory costs FLOPs, so a model with 512 states
 of it reads a third fewer tokens than one without. DistilBERT's teacher is small-en, and its forward pass counts. The
 last layer is computed at the predicted places alone; its convolutions at these and their neighbours. Masked losses of
-sentence pairs are of their own rows, whose texts are shorter than those without pairs.
+sentence pairs are of their own rows, whose texts are shorter than those without pairs. Plain masked prediction is the
+same three runs in six studies (masks, ELECTRA, ConvBERT, sentence pairs, sharing, norms), so these share its chance.
 
 Of ELECTRA, ConvBERT and DeBERTa v3 (and of the arms with a generator in ELECTRA's study) the loss and the minimal pairs
 are the generator's, also where ConvBERT's loss is better than ELECTRA's. So the probe and the fine-tuned tasks say
