@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -114,12 +115,13 @@ def test_numbers_of_heads_that_are_known() -> None:
     assert np.allclose(alike.average()[0, 0, :6, :6], 1 / 6) and not alike.average()[0, 0, 6:].any()
 
 
-def test_diagonal_concentration_needs_tokens_that_are_far() -> None:
-    counted = Patterns(1, 1, 1)
-    counted.add(seen(np.full((8, 8), 1 / 8), [-1, 0, 1, 2, 3, 4, 5, -1], "[CLS] a b c d e f [SEP]"))
+def test_diagonal_concentration_is_empty_where_nothing_far_is_read() -> None:
+    counted, words, tokens = Patterns(1, 2, 1), [-1, 0, 1, 2, 3, 4, 5, -1], "[CLS] a b c d e f [SEP]"
+    weights = np.stack([np.full((8, 8), 1 / 8), np.eye(8)])  # a head that attends, and a kernel
+    counted.add(replace(seen(np.eye(8), words, tokens), layers=(weights,)))
     # Of the 8 tokens, 6, 7, 8, 8, 7 and 6 are within 4 of the words.
-    assert counted.diagonal(0, 1) == pytest.approx(42 / 6)
-    assert counted.summary()["diagonal"] == [[pytest.approx(42 / 6)]]
+    assert counted.summary()["diagonal"] == [[pytest.approx(42 / 6), None]]
+    assert counted.diagonal(0, 1) == pytest.approx(42 / 6) and counted.diagonal(1, 2) is None
 
 
 def test_texts(tmp_path: Path) -> None:

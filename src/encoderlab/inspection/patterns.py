@@ -29,14 +29,13 @@ class Patterns:
     """Sums over texts, of every layer (N) and head (H); queries are the tokens of words.
 
     ``entropy`` in nats, of attention heads; ``distance`` in tokens; ``near`` and ``far``: weight within :data:`NEAR` of
-    the diagonal and outside, where ``outside`` tokens are; ``relations``: weight on the tokens of each of
-    :data:`RELATIONS`. ``map`` (N, H, 64, 64) over the first tokens, with the number of texts ``seen`` (64, 64) that are
-    long enough.
+    the diagonal and outside; ``relations``: weight on the tokens of each of :data:`RELATIONS`. ``map`` (N, H, 64, 64)
+    over the first tokens, with the number of texts ``seen`` (64, 64) that are long enough.
     """
 
     def __init__(self, layers: int, heads: int, attending: int) -> None:
         self.layers, self.heads, self.attending = layers, heads, attending
-        self.queries = self.parsed = self.outside = 0
+        self.queries = self.parsed = 0
         shape = layers, heads
         self.entropy, self.distance, self.near, self.far = (np.zeros(shape) for _ in range(4))
         self.relations = {name: np.zeros(shape) for name in RELATIONS}
@@ -67,7 +66,6 @@ class Patterns:
         if not text.memory:
             self.seen[:shown, :shown] += 1
         self.queries += len(rows)
-        self.outside += int((~near).sum())
         self.parsed += 0 if heads is None else len(rows)
 
     def shares(self) -> dict[str, np.ndarray]:
@@ -79,25 +77,26 @@ class Patterns:
         """Every number of every layer and head: entropy, distance, diagonal concentration, and the relations."""
         queries = max(self.queries, 1)
         entropy = self.entropy / queries
-        concentration = self.near / np.maximum(self.far, 1e-9)
+        sums = zip(self.near.tolist(), self.far.tolist(), strict=True)
         return {
             "entropy": [[float(x) if head < self.attending else None for head, x in enumerate(row)] for row in entropy],
             "distance": (self.distance / queries).tolist(),
-            "diagonal": concentration.tolist() if self.outside else [[None] * self.heads] * self.layers,
+            "diagonal": [[concentration(*of_head) for of_head in zip(*layer, strict=True)] for layer in sums],
             **{name: shares.tolist() for name, shares in self.shares().items()},
         }
 
     def diagonal(self, first: int, last: int) -> float | None:
-        """Diagonal concentration of all maps of heads ``first`` up to ``last``: near over far; None if all texts are so
-        short that no token is far.
-        """
-        if not self.outside:
-            return None
-        return float(self.near[:, first:last].sum() / max(self.far[:, first:last].sum(), 1e-9))
+        """Diagonal concentration of all maps of heads ``first`` up to ``last``."""
+        return concentration(float(self.near[:, first:last].sum()), float(self.far[:, first:last].sum()))
 
     def average(self) -> np.ndarray:
         """The average map (N, H, 64, 64); 0 where no text is long enough."""
         return self.map / np.maximum(self.seen, 1).astype(np.float32)
+
+
+def concentration(near: float, far: float) -> float | None:
+    """``near`` over ``far``; None if nothing far is read: by kernels of up to 9 taps, or in short texts."""
+    return near / far if far else None
 
 
 def _relations(text: Attended, places: np.ndarray, heads: Sequence[int] | None) -> dict[str, np.ndarray]:

@@ -3,7 +3,7 @@ const state = { text: 0, layer: 0, head: 0, asks: null, kept: false, what: "text
 const MEANING = {
   entropy: "Entropy of attention in nats: 0 if one token is read, the logarithm of the length if all are read equally.",
   distance: "Mean distance in tokens between a token and what it reads.",
-  diagonal: "Diagonal concentration: weight within 4 tokens of the token itself, over the weight outside (ConvBERT, table 8).",
+  diagonal: "Diagonal concentration: weight within 4 tokens of the token itself, over the weight outside (ConvBERT, table 8); – if all of it is within.",
   importance: "Mean absolute gradient of the pretraining loss with respect to a factor on the head's output (Michel et al., 2019). A head near 0 can be removed with little loss: encoderlab prune.",
 };
 for (const [name, words] of Object.entries(data.relations)) MEANING[name] = `Share of the weight on ${words}.`;
