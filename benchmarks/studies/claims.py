@@ -54,10 +54,10 @@ Of ELECTRA, ConvBERT and DeBERTa v3 (and of the arms with a generator in ELECTRA
 are the generator's, also where ConvBERT's loss is better than ELECTRA's. So the probe and the fine-tuned tasks say
 more, though the probe finds hardly an entity in any of these arms. Their rates are chosen by the sum of both losses,
 which falls with the generator's: at 1e14 FLOPs ELECTRA's discriminator ends at the loss that the share of replaced
-tokens alone gives (0.379), and ConvBERT's 0.002 to 0.006 below it, where 3e13 FLOPs at a quarter of the rate gave 0.04.
-So these two have rates that suit their generators. Generators of ELECTRA and ConvBERT keep four layers, so the whole
-one of ELECTRA's study has twice the layers of the model. ConvBERT's parts are compared by masked prediction for these
-reasons.
+tokens alone gives (0.379), and ConvBERT's 0.002 to 0.006 below it, where 3e13 FLOPs at a quarter of the rate gave 0.04
+to 0.05. So these two have rates that suit their generators. Generators of ELECTRA and ConvBERT keep four layers, so the
+whole one of ELECTRA's study has twice the layers of the model. ConvBERT's parts are compared by masked prediction for
+these reasons.
 
 FLOPs are those of tokens. Padding is computed but not counted, which is 11 to 21% more with whole sentences (RoBERTa,
 ModernBERT, and masked prediction in all studies but DeBERTa's), 5 to 8% with pairs (BERT, ALBERT, ELECTRA, ConvBERT,
