@@ -81,6 +81,15 @@ def test_lists_in_a_cell_as_pandas_writes_them(tmp_path, words, tags, expected):
     assert (sentence.words, sentence.tags) == (("EU", "it's"), expected)
 
 
+def test_quoted_cells_between_tabs(tmp_path):
+    path = write(tmp_path / "t.tsv", "tokens\tner_tags\n\"['EU', '\"\"']\"\t['B-ORG', 'O']\n")
+    (sentence,) = WordLists().read(path, Remarks(path))
+    assert sentence.words == ("EU", '"')
+    write(path, 'tokens\tner_tags\n" EU\tO B-ORG\n')  # without quoting: a word
+    (sentence,) = WordLists().read(path, Remarks(path))
+    assert sentence.words == ('"', "EU")
+
+
 def test_words_without_their_sentences_are_said(tmp_path):
     path = write(tmp_path / "train.csv", "sentence,words,labels\n1,Sue,B-PER\n1,ran,O\n")
     layout = WordLists(words="words", tags="labels")

@@ -128,7 +128,7 @@ class WordLists(Layout):
             )
 
     def _sentences(self, path: Path, remarks: Remarks) -> Iterator[TaggedWords]:
-        for record in records(path, remarks, self.needs, self.tags, "id", quoted=False):
+        for record in records(path, remarks, self.needs, self.tags, "id"):
             try:
                 words = _items(record.fields.get(self.words), str)
                 tags = None if self.tags is None else _items(record.fields.get(self.tags), str, int)
