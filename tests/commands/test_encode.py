@@ -43,6 +43,7 @@ def test_vectors_that_fail_on_the_way_leave_no_file(tmp_path: Path) -> None:
         (["texts.txt", "more.txt"], 2, "texts.txt: is a file; give it with --file"),
         (["a text", "texts.txt"], 3, "a text: is no file, and texts.txt is one"),
         (["none.txt"], 3, "none.txt: no such file; give a file, or texts"),
+        (["none.conll"], 3, "none.conll: no such file; give a file, or texts"),
         (["folder/"], 2, "folder: is a folder; give it with --file"),
         (["folder", "--out", "new.npy"], 2, "folder: is a folder; give it with --file"),
         (["folder"], 3, "folder: is taken as a text; write folder/ for the folder of that name"),
@@ -72,6 +73,12 @@ def test_standard_input_that_is_no_utf8(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\nK\xe4se\n"), encoding="utf-8"))
     with pytest.raises(DataError, match="standard input: line 2 is not UTF-8"):
         list(_lines(Path("-")))
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.ndjson.gz"])
+def test_a_table_is_no_file_of_texts(name: str) -> None:
+    with pytest.raises(DataError, match=f"{name}: is a table; give a text file"):
+        list(_lines(Path(name)))
 
 
 def test_vectors_are_those_of_sentence_transformers(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -111,6 +111,11 @@ def test_encodings(tmp_path):
         load(SENTENCES, broken)
 
 
+@pytest.mark.parametrize("name", ["a.csv", "a.ndjson", "a.TXT", "a.conll", "a.conllu.gz", "a.bio", "a.bmes", "a.zip"])
+def test_names_of_files_are_no_texts(name):
+    assert tables.is_file_name(name) and not tables.is_file_name(name.replace(".", ""))
+
+
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".bz2", ".zst"])
 def test_compressed_files(suffix, tmp_path):
     path, text = tmp_path / f"train.csv{suffix}", b"text,label\na cat,pos\na dog,neg\n"

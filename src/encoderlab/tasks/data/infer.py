@@ -81,8 +81,7 @@ PUBLISHED: tuple[tuple[set[str], Layout, str, str], ...] = (  # by fields that o
 _ALIGNED = 200  # rows that decide whether two columns contain words and their tags
 _FEW = 20  # with this few rows, each may have another label
 _SAMPLE = 2000  # examples that decide between labels and numbers, and whether tags have prefixes
-_WORDS_BY_LINE = (".bio", ".iob", ".iob2", ".conll", ".conllu", ".bmes", ".bioes")
-_TELLING = (*tables.RECORDS, ".ndjson", ".txt")  # suffixes that determine how a file is read
+_TELLING = (*tables.RECORDS, ".txt")  # suffixes that determine how a file is read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,7 +273,7 @@ def _infer(file: _InferredFile) -> _Inferred:
     if needs in (None, "passages") and not file.columns:
         if file.suffix == ".json" or not file.suffix_tells and tables.starts_with(file.path, "{"):
             return _Inferred(Squad(), "passages", "SQuAD's nested form")
-    tagged = needs == "words" or nothing_given or needs is None and file.suffix in _WORDS_BY_LINE
+    tagged = needs == "words" or nothing_given or needs is None and file.suffix in tables.WORDS_BY_LINE
     if tagged and (inferred := _words(file)):
         return inferred
     if needs == "options" or nothing_given:
@@ -327,7 +326,7 @@ def _words(file: _InferredFile) -> _Inferred | None:
     if known and _is_tagged(file.path, str(text), str(label)):
         return _Inferred(WordLists(words=str(text), tags=label), "words", f"words = {text!r}, tags = {label!r}")
     plain = not file.suffix_tells or suffix in (".txt", ".tsv")
-    if suffix in _WORDS_BY_LINE or plain and (file.needs == "words" or not known and has_word_lines(file.path)):
+    if suffix in tables.WORDS_BY_LINE or plain and (file.needs == "words" or not known and has_word_lines(file.path)):
         return _word_lines(file)
     if file.needs == "words" and text in file.columns:  # texts to predict
         return _Inferred(TextSpans(text=str(text), spans=None), "words", f"the words of {text!r}")

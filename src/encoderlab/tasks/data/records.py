@@ -31,7 +31,8 @@ from encoderlab.records.reading import SEPARATORS, Dialect, json_value
 from encoderlab.tasks.data.examples import Remarks
 
 FIRST = 100  # records whose keys are the columns, because any of them may lack some
-RECORDS = (".csv", ".tsv", ".json", ".jsonl", *COLUMNAR)
+RECORDS = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", *COLUMNAR)
+WORDS_BY_LINE = (".bio", ".iob", ".iob2", ".conll", ".conllu", ".bmes", ".bioes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Record:
 def is_file_name(text: str) -> bool:
     """Whether ``text`` looks like the name of a data file rather than a text."""
     path = Path(text)
-    return suffix(path) in (*RECORDS, ".txt") or path.suffix.lower() in COMPRESSED
+    return suffix(path) in (*RECORDS, *WORDS_BY_LINE, ".txt") or path.suffix.lower() in COMPRESSED
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
