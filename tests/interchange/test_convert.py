@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +14,15 @@ import torch
 
 from encoderlab import load, recipes
 from encoderlab.cli import main
+from encoderlab.commands.convert import lost
 from encoderlab.errors import ConfigError
 from encoderlab.interchange import huggingface, reading
 from encoderlab.interchange.finetuned import signed
 from encoderlab.interchange.load import load_pair, read_pair
 from encoderlab.tasks.data import suites
 from encoderlab.tasks.forms.base import FormSettings, Predictions
+from encoderlab.tasks.forms.classification import ClassificationSettings
+from encoderlab.tasks.forms.tagging import TaggingSettings
 from encoderlab.tasks.runs.folder import read_task, write_task
 from encoderlab.train.continuing import source_of
 from tests.interchange.tiny_models import CONFIGS, make, same_weights
@@ -184,6 +188,15 @@ def test_what_a_model_was_trained_for_comes_along(
     (note,) = (note for note in json.loads(capsys.readouterr().out)["notes"] if "cannot store" in note)
     assert f"cannot store its task {task.name!r}, the columns of its files, max_length 64" in note
     assert ("the threshold -1.5 of null odds" in note) != answerable
+
+
+def test_what_a_model_reads_besides_a_sequence_is_lost(tmp_path: Path) -> None:
+    for name, settings in (
+        ("rte", ClassificationSettings(max_length=8, windows=3)),
+        ("conll2003", TaggingSettings(max_length=8, context="document")),
+    ):
+        write_task(suites.task(name), settings, tmp_path, 0.0)
+        assert re.search(r"8, (the windows \(up to 3\)|the rest of the document)", lost(tmp_path / "task.json"))
 
 
 def test_a_tokenizer_of_a_larger_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

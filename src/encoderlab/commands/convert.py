@@ -155,11 +155,18 @@ def _give_tokenizer(models: Models, path: Path) -> None:
 def lost(task: Path) -> str:
     """What Hugging Face's format cannot store of the task that a model was fine-tuned on."""
     from encoderlab.tasks.forms.span import NULLABLE
+    from encoderlab.tasks.forms.tagging import TaggingSettings
+    from encoderlab.tasks.forms.texts import TextSettings
     from encoderlab.tasks.runs.folder import read_task
 
     trained = read_task(task.parent)
     assert trained is not None
-    facts = [f"its task {trained.name!r}", "the columns of its files", f"max_length {trained.settings.max_length}"]
+    settings = trained.settings
+    facts = [f"its task {trained.name!r}", "the columns of its files", f"max_length {settings.max_length}"]
+    if isinstance(settings, TextSettings) and settings.windows > 1:
+        facts.append(f"the windows (up to {settings.windows}) in which it reads longer texts")
+    if isinstance(settings, TaggingSettings) and settings.context == "document":
+        facts.append("the rest of the document, with which it reads a sentence")
     if trained.labels == NULLABLE:
         facts.append(f"the threshold {trained.threshold:g} of null odds above which a question has no answer")
     elif trained.threshold not in (0.0, 0.5):
