@@ -75,6 +75,13 @@ def test_standard_input_that_is_no_utf8(monkeypatch: pytest.MonkeyPatch) -> None
         list(_lines(Path("-")))
 
 
+def test_standard_input_is_read_like_a_file(tmp_path: Path, monkeypatch) -> None:
+    """The byte order mark is no part of the first text."""
+    (tmp_path / "a.txt").write_bytes("\ufeffa\r\n\ufeffb\n".encode())
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO((tmp_path / "a.txt").read_bytes())))
+    assert list(_lines(Path("-"))) == list(_lines(tmp_path / "a.txt")) == ["a", "\ufeffb"]
+
+
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.ndjson.gz"])
 def test_a_table_is_no_file_of_texts(name: str) -> None:
     with pytest.raises(DataError, match=f"{name}: is a table; give a text file"):

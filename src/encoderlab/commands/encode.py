@@ -237,7 +237,7 @@ def _lines(path: Path) -> Iterator[str]:
     if str(path) == "-":
         for number, line in enumerate(sys.stdin.buffer, 1):
             try:
-                yield line.decode().rstrip("\r\n")
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
             except UnicodeDecodeError:
                 raise DataError(f"standard input: line {number} is not UTF-8; convert it with iconv") from None
         return
