@@ -14,7 +14,7 @@ import pytest
 
 from encoderlab.cli import main
 from encoderlab.errors import DataError
-from encoderlab.interchange.finetuned import best_seed, signed
+from encoderlab.interchange.finetuned import SCORE_FILE, best_seed, signed
 from encoderlab.measure.finetuning import SCRATCH, tasks_in
 from encoderlab.measure.finetuning_page import make
 from encoderlab.messages import silent
@@ -155,6 +155,17 @@ def test_mixtures_and_damage_are_refused(folders, tmp_path, capsys) -> None:
     assert "--corpus is for runs of pretraining" in messages(
         capsys, 2, "report", folders["single"], "--corpus", "x", *page
     )
+
+
+def test_a_page_needs_the_scores_of_all_seeds(folders, tmp_path, capsys) -> None:
+    copy = shutil.copytree(folders["single"], tmp_path / "copy")
+    page = ("--out", tmp_path / "page.html")
+    assert "recipe.json: is missing; give a run folder" in messages(capsys, 3, "report", copy / "runs", *page)
+    (copy / SCORE_FILE).unlink()  # as before the last seed has ended
+    for others in ((), (folders["single"],)):
+        said = messages(capsys, 3, "report", copy, *others, *page)
+        assert "copy/score.json: is missing; run finetune again to write it" in said
+    assert not (tmp_path / "page.html").exists()
 
 
 @pytest.mark.parametrize("name", ["single", "question", "choice", "several"])

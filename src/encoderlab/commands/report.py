@@ -9,6 +9,7 @@ from encoderlab.commands.outputs import output
 from encoderlab.commands.terminal import say, table
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import write_text
+from encoderlab.interchange.finetuned import refuse_unfinished
 
 
 def report(
@@ -53,10 +54,17 @@ def report(
 
 
 def _is_finetuning(folder: Path) -> bool:
-    """Whether a folder has the scores of a fine-tuning, of a task or a suite; a pretraining run has a recipe."""
-    return not (folder / "recipe.json").exists() and any(
-        path for pattern in ("score.json", "*/score.json") for path in folder.glob(pattern)
-    )
+    """Whether a folder has the scores of a fine-tuning, of a task or a suite; a pretraining run has a recipe.
+
+    Raises:
+        DataError: its runs have not ended.
+    """
+    from encoderlab.measure.finetuning import tasks_in
+
+    if (folder / "recipe.json").exists():
+        return False
+    refuse_unfinished(folder)
+    return bool(tasks_in(folder))
 
 
 def _write_finetuning(folders: list[Path], path: Path, title: str | None) -> str:

@@ -27,8 +27,7 @@ def best_seed(folder: Path, say: Say) -> Path:
     """
     folder = resolve(folder)
     path = folder / SCORE_FILE
-    if not path.exists() and any(folder.glob("*/seed-*/recipe.json")):
-        raise DataError(f"{path}: is missing; run finetune again to write it")
+    refuse_unfinished(folder)
     if not path.exists() or "seeds" not in (record := read_signed(path, "run finetune again to write it")):
         return folder
     scores = {
@@ -38,6 +37,17 @@ def best_seed(folder: Path, say: Say) -> Path:
     which = f"the best of {len(scores)} on the development set" if len(scores) > 1 else "the only one with scores"
     say(f"seed {best}, {which}")
     return folder / folder_name(record["chosen"]) / f"seed-{best}"
+
+
+def refuse_unfinished(folder: Path) -> None:
+    """Refuse the folder of a protocol whose runs have not ended.
+
+    Raises:
+        DataError: it has runs and no record of their scores.
+    """
+    path = folder / SCORE_FILE
+    if not path.exists() and any(folder.glob("*/seed-*/recipe.json")):
+        raise DataError(f"{path}: is missing; run finetune again to write it")
 
 
 def tokenizer_place(place: Path, say: Say) -> Path:
