@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -29,6 +30,8 @@ from encoderlab.measure.pairs.reading import find, read, sample
 from encoderlab.measure.pairs.scorers import scorers_of
 from encoderlab.measure.runs import RunRecord, asked, read_run
 from encoderlab.model import count_parameters
+from encoderlab.objectives.kinds import ObjectiveSettings
+from encoderlab.objectives.rtd import RTDSettings
 from encoderlab.sealed import Damaged, read_record, write_record
 from encoderlab.study.file import KINDS, Finetune, Pairs, folder_name
 from encoderlab.study.plan import data_hash, labelled_data, task_fields
@@ -82,7 +85,7 @@ def run(spec: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "status": "done",
         "scores": scores,
-        "total_loss": held.get("loss"),
+        "tuning_loss": tuning_loss(recipe.objective, held),
         "asked": asked(record),
         "numbers": {
             "step": outcome.step,
@@ -98,6 +101,22 @@ def run(spec: Mapping[str, Any]) -> dict[str, Any]:
         "data": spec.get("data"),
         "curve": _curve(record, outcome),
     }
+
+
+def tuning_loss(objective: ObjectiveSettings, held: Mapping[str, Any]) -> float | None:
+    """The number by which trials are compared, lower is better: the held-out loss in nats.
+
+    For the detection of replaced tokens, whose generator is not kept: the discriminator's loss minus the entropy of the
+    share that is replaced, its loss if it knew that share alone. A better generator lowers the sum of both losses, and
+    also the discriminator's, because it leaves fewer tokens replaced.
+    """
+    if not isinstance(objective, RTDSettings) or objective.predict not in ("replaced", "replaced_masked"):
+        return held.get("loss")
+    loss, right = held.get("losses.rtd"), held.get("accuracy.replaced")
+    if loss is None or right is None:
+        return None
+    share = right * held["counts.replaced"] / held["counts.rtd"]
+    return loss - sum(-part * math.log(part) for part in (share, 1 - share) if part > 0)
 
 
 def _curve(record: RunRecord, outcome: Outcome) -> list[tuple[float, float]]:

@@ -39,7 +39,8 @@ class Tune(Bounded):
     Args:
         field: of the recipe.
         factors: multiples of the value in the arm's recipe.
-        share: of the budget for a trial. The value of the trial with the lowest held-out loss is taken.
+        share: of the budget for a trial. The value of the trial with the lowest held-out loss is taken (exactly:
+            :func:`encoderlab.study.cell.tuning_loss`).
     """
 
     field: str = "optim.lr"

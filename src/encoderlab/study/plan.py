@@ -304,7 +304,8 @@ class StudyPlan:
             remarks.append(
                 f"{tune.field} was tuned for every arm and budget in the same way: {len(tune.factors)} trials "
                 f"({', '.join(f'{factor:g}' for factor in tune.factors)} times the recipe's) at {tune.share:g} of the "
-                "budget, the lowest held-out loss taken."
+                "budget, the lowest held-out loss taken (of detectors of replaced tokens the discriminator's, less the "
+                "entropy of the share that is replaced)."
             )
         return remarks
 

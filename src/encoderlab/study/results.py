@@ -29,7 +29,7 @@ class Results:
 
     Args:
         chosen: the value of the tuned field, by arm and budget.
-        tried: the values that were tried and their held-out losses, None of a trial that failed.
+        tried: the values that were tried and their losses (``tuning_loss``), None of a trial that failed.
         trials: the results of the trials, by name.
     """
 

@@ -43,7 +43,7 @@ def run(plan: StudyPlan, out: Path, execute: Execute, *, retry: bool = False, sa
         for cell in to_try:
             if cell.name in trials:
                 assert cell.trial is not None
-                tried.setdefault((cell.arm, amount), []).append((cell.trial, trials[cell.name].get("total_loss")))
+                tried.setdefault((cell.arm, amount), []).append((cell.trial, trials[cell.name].get("tuning_loss")))
         here = _choose(plan, amount, tried, say)
         chosen |= here
         tuned = all(cell.name in trials for cell in to_try)  # else only results of earlier calls are read
@@ -88,7 +88,7 @@ def _run(
             known = None
             say(f"{error}; {cell.name} is measured again")
         if known is not None:
-            if known["status"] == "done" and _is_measured(known, spec):
+            if known["status"] == "done" and _is_measured(known, spec, trial=cell.trial is not None):
                 results[cell.name] = known
                 continue
             if known["status"] == "failed" and not retry:
@@ -177,8 +177,12 @@ def _known(path: Path, result: Path, spec: dict[str, Any], cell: Cell) -> dict[s
     return record
 
 
-def _is_measured(known: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
-    """Whether a result has the measures that are asked for; old ones do not name their data."""
+def _is_measured(known: Mapping[str, Any], spec: Mapping[str, Any], *, trial: bool) -> bool:
+    """Whether a result has the measures that are asked for, and that of a ``trial`` what trials are compared by; old
+    ones have neither this nor the names of their data.
+    """
+    if trial and "tuning_loss" not in known:
+        return False
     before, now = (list(map(_measure, record.get("measures", ()))) for record in (known, spec))
     return before == now and known.get("data") in (None, spec["data"])
 
