@@ -57,10 +57,10 @@ which falls with the generator's: at 1e14 FLOPs ELECTRA's discriminator ends at 
 tokens alone gives (0.379), and ConvBERT's 0.002 to 0.006 below it, where 3e13 FLOPs at a quarter of the rate gave 0.04
 to 0.05. **So verdicts about ELECTRA and ConvBERT are about rates that suit their generators.** ELECTRA at a quarter of
 its rate (one seed, 1e14 FLOPs) has F1 58.8 on CoNLL-2003 instead of 0, 80.5 on SST-2 instead of 62, and 14.0 on CoLA
-instead of 0: about as good as BERT or better. Studies now choose by the discriminator ([studies](studies.md)); these
-arms have yet to be run again. Generators of ELECTRA and ConvBERT keep four layers, so the
-whole one of ELECTRA's study has twice the layers of the model. ConvBERT's parts are compared by masked prediction for
-these reasons.
+instead of 0: about as good as BERT. Studies now choose by the discriminator ([studies](studies.md)). That changes the
+rates of both at 1e13 and 1e14 FLOPs, and these runs are being repeated. Generators of ELECTRA and ConvBERT keep four
+layers, so the whole one of ELECTRA's study has twice the layers of the model. ConvBERT's parts are compared by masked
+prediction for these reasons.
 
 FLOPs are those of tokens. Padding is computed but not counted, which is 11 to 21% more with whole sentences (RoBERTa,
 ModernBERT, and masked prediction in all studies but DeBERTa's), 5 to 8% with pairs (BERT, ALBERT, ELECTRA, ConvBERT,
