@@ -107,17 +107,6 @@ def test_a_damaged_result_or_input_is_named_and_measured_again(place: Path, kind
         assert any(str(path) in line for line in said) or kind == "delete" and path.parts[-4] != "specs"
 
 
-def test_a_trial_of_an_older_version_is_compared_by_what_is_compared_now(place: Path) -> None:
-    plan, out = StudyPlan.read(written(place, measures=[], seeds=1)), place / "older"
-    before = without_clock(record(run(plan, out, InProcess())))
-    path = next((out / "results/trials").rglob("*.json"))
-    result = {key: value for key, value in read_record(path).items() if key not in ("tuning_loss", "checksum")}
-    write_record(path, {**result, "total_loss": 0.0})
-    execute = InProcess()
-    assert without_clock(record(run(plan, out, execute))) == before
-    assert execute.done == [path.relative_to(out / "results").with_suffix("").as_posix()]
-
-
 def test_a_run_whose_metrics_lost_lines_has_the_numbers_of_its_last_step(place: Path) -> None:
     plan = StudyPlan.read(written(place, measures=[], tune=None, seeds=1, arms={"few": None}))
     out = place / "lost lines"
@@ -126,7 +115,7 @@ def test_a_run_whose_metrics_lost_lines_has_the_numbers_of_its_last_step(place: 
     metrics.write_bytes(b"".join(metrics.read_bytes().splitlines(keepends=True)[:3]))
     (out / "results" / f"{before['name']}.json").unlink()
     (after,) = without_clock(record(run(plan, out, InProcess())))["cells"]
-    assert (after["scores"], after["tuning_loss"]) == (before["scores"], before["tuning_loss"])
+    assert (after["scores"], after["total_loss"]) == (before["scores"], before["total_loss"])
     assert after["numbers"] == before["numbers"] and after["curve"][-1] == before["curve"][-1]
 
 

@@ -121,8 +121,7 @@ class ReplacedTokenDetection(Objective):
         if alternating and memory is not None:
             return {"rtd": self._discriminate(batch, memory[0], chosen, noise)}, None
         generated, samples = self._generate(batch, chosen, targets, noise)
-        corrupted = batch.labels["original"].clone()
-        corrupted[chosen.rows, chosen.places] = samples
+        corrupted = _corrupted(batch, chosen, samples)
         replaced = Term(torch.zeros((), device=samples.device), len(targets), 0.0, (samples != targets).sum())
         if alternating:
             return {"mlm": generated, "replaced": replaced}, (corrupted,)
@@ -131,6 +130,17 @@ class ReplacedTokenDetection(Objective):
 
     def models(self) -> dict[str, Model]:
         return {"generator": self.generator, "discriminator": self.discriminator}
+
+    @torch.no_grad()
+    def corrupt(self, batch: Batch) -> Tensor:
+        """The ids (B, L) that the discriminator reads in a validation."""
+        chosen, targets = predicted(batch)
+        return _corrupted(batch, chosen, self._generate(batch, chosen, targets, None)[1])
+
+    @torch.no_grad()
+    def discriminate(self, batch: Batch, corrupted: Tensor) -> Term:
+        """The discriminator's loss in a validation on the ids (B, L) that any generator made of the batch."""
+        return self._discriminate(batch, corrupted, predicted(batch)[0], None)
 
     def _generate(self, batch: Batch, chosen: Chosen, targets: Tensor, noise: Noise | None) -> tuple[Term, Tensor]:
         """The generator's loss, and one sample (S,) per masked place from softmax(logits / temperature), without
@@ -210,6 +220,12 @@ def share_embeddings(generator: Model, discriminator: Model, sharing: Sharing, *
     source.words, source.positions, source.types = target.words, target.positions, target.types
     if sharing == "block":
         source.norm = target.norm
+
+
+def _corrupted(batch: Batch, chosen: Chosen, samples: Tensor) -> Tensor:
+    ids = batch.labels["original"].clone()
+    ids[chosen.rows, chosen.places] = samples
+    return ids
 
 
 def _copy_term(logits: Tensor, gate: Tensor, shown: Tensor, original: Tensor, weight: float) -> Term:

@@ -1,7 +1,8 @@
 """One cell of a study as a process: ``python -m encoderlab.study.cell SPEC RESULT``.
 
-SPEC is a JSON file with the recipe, the corpus, the run folder and the measures; RESULT is written at the end. An
-interrupted cell stops with a checkpoint and continues from it when it is run again.
+SPEC is a JSON file with the recipe, the corpus, the run folder and the measures, or with the trials whose detectors are
+compared; RESULT is written at the end. An interrupted cell stops with a checkpoint and continues from it when it is run
+again.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import math
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -30,9 +30,8 @@ from encoderlab.measure.pairs.reading import find, read, sample
 from encoderlab.measure.pairs.scorers import scorers_of
 from encoderlab.measure.runs import RunRecord, asked, read_run
 from encoderlab.model import count_parameters
-from encoderlab.objectives.kinds import ObjectiveSettings
-from encoderlab.objectives.rtd import RTDSettings
 from encoderlab.sealed import Damaged, read_record, write_record
+from encoderlab.study import detectors
 from encoderlab.study.file import KINDS, Finetune, Pairs, folder_name
 from encoderlab.study.plan import data_hash, labelled_data, task_fields
 from encoderlab.tasks.runs import trials
@@ -51,12 +50,23 @@ PATIENCE = 120.0  # seconds for an earlier process of the same cell to end, as a
 
 
 def run(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Train and measure one cell; returns its result. The peak memory is None if the training was finished before.
+    """Do what a spec asks for; returns its result.
 
     Raises:
-        EncoderlabError: what :func:`pretrain` or a measure raises.
+        EncoderlabError: what :func:`pretrain`, a measure or :func:`detectors.compare` raises.
     """
     torch.set_num_threads(spec["threads"])
+    return _compared(spec) if "runs" in spec else _trained(spec)
+
+
+def _compared(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The losses of the discriminators of several trials."""
+    runs = {value: Path(folder) for value, folder in spec["runs"].items()}
+    return {"status": "done", "losses": detectors.compare(runs, Path(spec["corpus"]["path"]))}
+
+
+def _trained(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Train and measure one run. The peak memory is None if the training was finished before."""
     recipe, folder, base = from_dict(Recipe, spec["recipe"]), Path(spec["run"]), Path(spec["base"])
     finished = (folder / "model").exists()  # by an earlier process
     outcome = pretrain(recipe, Path(spec["corpus"]["path"]), folder)
@@ -85,7 +95,7 @@ def run(spec: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "status": "done",
         "scores": scores,
-        "tuning_loss": tuning_loss(recipe.objective, held),
+        "total_loss": held.get("loss"),
         "asked": asked(record),
         "numbers": {
             "step": outcome.step,
@@ -101,22 +111,6 @@ def run(spec: Mapping[str, Any]) -> dict[str, Any]:
         "data": spec.get("data"),
         "curve": _curve(record, outcome),
     }
-
-
-def tuning_loss(objective: ObjectiveSettings, held: Mapping[str, Any]) -> float | None:
-    """The number by which trials are compared, lower is better: the held-out loss in nats.
-
-    For the detection of replaced tokens, whose generator is not kept: the discriminator's loss minus the entropy of the
-    share that is replaced, its loss if it knew that share alone. A better generator lowers the sum of both losses, and
-    also the discriminator's, because it leaves fewer tokens replaced.
-    """
-    if not isinstance(objective, RTDSettings) or objective.predict not in ("replaced", "replaced_masked"):
-        return held.get("loss")
-    loss, right = held.get("losses.rtd"), held.get("accuracy.replaced")
-    if loss is None or right is None:
-        return None
-    share = right * held["counts.replaced"] / held["counts.rtd"]
-    return loss - sum(-part * math.log(part) for part in (share, 1 - share) if part > 0)
 
 
 def _curve(record: RunRecord, outcome: Outcome) -> list[tuple[float, float]]:
@@ -165,7 +159,7 @@ def main(spec: str, result: str) -> int:
         with _held(Path(result)):
             try:
                 outcome = run(json.loads(Path(spec).read_text(encoding="utf-8")))
-                if outcome["numbers"]["memory"] is None:
+                if "numbers" in outcome and outcome["numbers"]["memory"] is None:
                     outcome["numbers"]["memory"] = _memory_before(Path(result))
             except Stopped:
                 raise

@@ -39,8 +39,8 @@ class Tune(Bounded):
     Args:
         field: of the recipe.
         factors: multiples of the value in the arm's recipe.
-        share: of the budget for a trial. The value of the trial with the lowest held-out loss is taken (exactly:
-            :func:`encoderlab.study.cell.tuning_loss`).
+        share: of the budget for a trial. The value of the trial with the lowest held-out loss is taken; of detectors of
+            replaced tokens, the one whose discriminator has it on the same text (:mod:`encoderlab.study.detectors`).
     """
 
     field: str = "optim.lr"

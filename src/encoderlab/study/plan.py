@@ -22,6 +22,7 @@ from encoderlab.measure.pairs.evaluate import survey
 from encoderlab.measure.pairs.reading import find
 from encoderlab.measure.pairs.scorers import scorers_of
 from encoderlab.model import count_parameters
+from encoderlab.objectives.rtd import RTDSettings
 from encoderlab.study.file import Arm, Finetune, Measure, Pairs, Probe, Study, folder_name, read
 from encoderlab.tasks.data import suites
 from encoderlab.tasks.data.infer import Given
@@ -184,6 +185,17 @@ class StudyPlan:
                     cells.append(self._cell(arm, amount, self.study.seed_numbers[0], value, trial=True))
         return cells
 
+    @cached_property
+    def detectors(self) -> dict[str, list[Cell]]:
+        """The trials of each arm and budget that detect replaced tokens, whose discriminators are compared on the same
+        text, by the name of the comparison.
+        """
+        groups: dict[str, list[Cell]] = {}
+        for cell in self.trials:
+            if isinstance(cell.recipe.objective, RTDSettings):
+                groups.setdefault(f"trials/{self._folder(cell.arm, cell.amount)}/detectors", []).append(cell)
+        return groups
+
     def cells(self, chosen: Mapping[tuple[str, float], float | None]) -> list[Cell]:
         """The runs to compare, with the values ``chosen`` by arm and budget; arms vary fastest, so that a study that is
         stopped early has whole comparisons. Arms and budgets without a choice are left out.
@@ -304,9 +316,13 @@ class StudyPlan:
             remarks.append(
                 f"{tune.field} was tuned for every arm and budget in the same way: {len(tune.factors)} trials "
                 f"({', '.join(f'{factor:g}' for factor in tune.factors)} times the recipe's) at {tune.share:g} of the "
-                "budget, the lowest held-out loss taken (of detectors of replaced tokens the discriminator's, less the "
-                "entropy of the share that is replaced)."
+                "budget, the lowest held-out loss taken."
             )
+            if self.detectors:
+                remarks.append(
+                    "Of arms that detect replaced tokens it is the discriminator's loss on the samples of the "
+                    "generators of all the arm's trials."
+                )
         return remarks
 
 

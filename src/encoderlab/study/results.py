@@ -29,8 +29,8 @@ class Results:
 
     Args:
         chosen: the value of the tuned field, by arm and budget.
-        tried: the values that were tried and their losses (``tuning_loss``), None of a trial that failed.
-        trials: the results of the trials, by name.
+        tried: the values that were tried and their held-out losses, None of a trial that failed.
+        trials: the results of the trials and of the comparisons of their detectors, by name.
     """
 
     plan: StudyPlan
@@ -52,10 +52,12 @@ class Results:
     @property
     def missing(self) -> list[str]:
         """Names of trials and cells without a result, including those whose tuned value is unknown."""
-        trials = [cell for cell in self.plan.trials if cell.name not in self.trials]
-        waiting = {(cell.arm, cell.amount) for cell in trials}
+        needed = {cell.name: cell for cell in self.plan.trials}
+        needed |= {name: cells[0] for name, cells in self.plan.detectors.items()}
+        trials = {name: cell for name, cell in needed.items() if name not in self.trials}
+        waiting = {(cell.arm, cell.amount) for cell in trials.values()}
         return [
-            *(cell.name for cell in trials),
+            *trials,
             *(cell.name for cell, result in self.cells.items() if result is None),
             *(self.plan.cell_name(*place, seed) for place in waiting for seed in self.plan.study.seed_numbers),
         ]

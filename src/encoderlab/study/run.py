@@ -39,15 +39,16 @@ def run(plan: StudyPlan, out: Path, execute: Execute, *, retry: bool = False, sa
     tried: dict[tuple[str, float], list[tuple[float, float | None]]] = {}
     for amount in plan.study.amounts:
         to_try = [cell for cell in plan.trials if cell.amount == amount]
-        trials |= _run(plan, to_try, out, execute, retry=retry, say=say)
-        for cell in to_try:
-            if cell.name in trials:
-                assert cell.trial is not None
-                tried.setdefault((cell.arm, amount), []).append((cell.trial, trials[cell.name].get("tuning_loss")))
+        trials |= _run({cell.name: _spec(plan, cell, out) for cell in to_try}, out, execute, retry=retry, say=say)
+        detectors = {name: cells for name, cells in plan.detectors.items() if cells[0].amount == amount}
+        trials |= _run(_comparisons(plan, detectors, trials, out), out, execute, retry=retry, say=say)
+        tried |= _losses(to_try, detectors, trials)
         here = _choose(plan, amount, tried, say)
         chosen |= here
-        tuned = all(cell.name in trials for cell in to_try)  # else only results of earlier calls are read
-        results |= _run(plan, plan.cells(here), out, execute if tuned else _none, retry=retry, say=say)
+        tuned = all(name in trials for name in (*(cell.name for cell in to_try), *detectors))
+        specs = {cell.name: _spec(plan, cell, out) for cell in plan.cells(here)}
+        # Until all arms are tuned, only results of earlier calls are read.
+        results |= _run(specs, out, execute if tuned else _none, retry=retry, say=say)
     return Results(
         plan=plan,
         chosen=chosen,
@@ -55,6 +56,22 @@ def run(plan: StudyPlan, out: Path, execute: Execute, *, retry: bool = False, sa
         cells={cell: results.get(cell.name) for cell in plan.cells(chosen)},
         trials=trials,
     )
+
+
+def _losses(
+    to_try: Sequence[Cell], detectors: Mapping[str, Sequence[Cell]], trials: Mapping[str, Mapping[str, Any]]
+) -> dict[tuple[str, float], list[tuple[float, float | None]]]:
+    """The values that were tried and the losses by which they are compared, by arm and budget."""
+    comparison = {cell.name: name for name, cells in detectors.items() for cell in cells}
+    tried: dict[tuple[str, float], list[tuple[float, float | None]]] = {}
+    for cell in to_try:
+        assert cell.trial is not None
+        name = comparison.get(cell.name, cell.name)
+        if name in trials:
+            found = trials[name]
+            loss = found.get("losses", {}).get(_key(cell)) if name in detectors else found.get("total_loss")
+            tried.setdefault((cell.arm, cell.amount), []).append((cell.trial, loss))
+    return tried
 
 
 def _choose(
@@ -70,38 +87,38 @@ def _choose(
             if finished:
                 chosen[arm, amount] = min(finished)[1]
             else:
-                say(f"{arm} at {amount:g} {plan.study.unit_name}: every trial failed, so nothing can be compared")
+                say(f"{arm} at {amount:g} {plan.study.unit_name}: no trial has a loss, so nothing can be compared")
     return chosen
 
 
 def _run(
-    plan: StudyPlan, cells: Sequence[Cell], out: Path, execute: Execute, *, retry: bool, say: Say
+    specs: Mapping[str, dict[str, Any]], out: Path, execute: Execute, *, retry: bool, say: Say
 ) -> dict[str, dict[str, Any]]:
     """The results of cells by name; missing ones are computed."""
     results: dict[str, dict[str, Any]] = {}
     jobs: dict[str, Job] = {}
-    for cell in cells:
-        spec, path = _spec(plan, cell, out), out / "specs" / f"{cell.name}.json"
+    for name, spec in specs.items():
+        path, result_path = (out / kind / f"{name}.json" for kind in ("specs", "results"))
         try:
-            known = _known(path, out / "results" / f"{cell.name}.json", spec, cell)
+            known = _known(path, result_path, spec, name)
         except Damaged as error:
             known = None
-            say(f"{error}; {cell.name} is measured again")
+            say(f"{error}; {name} is measured again")
         if known is not None:
-            if known["status"] == "done" and _is_measured(known, spec, trial=cell.trial is not None):
-                results[cell.name] = known
+            if known["status"] == "done" and _is_measured(known, spec):
+                results[name] = known
                 continue
             if known["status"] == "failed" and not retry:
-                results[cell.name] = known
-                say(f"{cell.name}: failed before ({known['error']}); --retry runs it again")
+                results[name] = known
+                say(f"{name}: failed before ({known['error']}); --retry runs it again")
                 continue
         write_record(path, spec)
-        jobs[cell.name] = Job(
-            name=cell.name,
+        jobs[name] = Job(
+            name=name,
             module="encoderlab.study.cell",
-            arguments=(str(path), str(out / "results" / f"{cell.name}.json")),
-            log=out / "logs" / f"{cell.name}.log",
-            threads=plan.study.threads,
+            arguments=(str(path), str(result_path)),
+            log=out / "logs" / f"{name}.log",
+            threads=spec["threads"],
         )
     done = len(results)
     for ended in _twice_if_killed(list(jobs.values()), execute, say):
@@ -113,7 +130,7 @@ def _run(
         done += 1
         loss = result.get("scores", {}).get("loss")
         what = result["error"] if result["status"] == "failed" else f"loss {loss:.4f}" if loss else "done"
-        say(f"{ended.job.name}: {what} ({done} of {len(cells)})")
+        say(f"{ended.job.name}: {what} ({done} of {len(specs)})")
     return results
 
 
@@ -150,7 +167,28 @@ def _spec(plan: StudyPlan, cell: Cell, out: Path) -> dict[str, Any]:
     }
 
 
-def _known(path: Path, result: Path, spec: dict[str, Any], cell: Cell) -> dict[str, Any] | None:
+def _comparisons(
+    plan: StudyPlan, detectors: Mapping[str, Sequence[Cell]], trials: Mapping[str, Mapping[str, Any]], out: Path
+) -> dict[str, dict[str, Any]]:
+    """The inputs of the cells that compare detectors, by name, of those whose trials have ended; trials that failed are
+    left out.
+    """
+    specs = {}
+    for name, cells in detectors.items():
+        if all(cell.name in trials for cell in cells):
+            done = [cell for cell in cells if trials[cell.name]["status"] == "done"]
+            runs = {_key(cell): str((out / cell.name).resolve()) for cell in done}
+            first = cells[0]
+            recipe = plan.recipe(first.arm, first.amount, first.seed, trial=True)  # whatever values are tried
+            specs[name] = _spec(plan, replace(first, name=name, recipe=recipe), out) | {"runs": runs}
+    return specs
+
+
+def _key(cell: Cell) -> str:
+    return f"{cell.trial:g}"
+
+
+def _known(path: Path, result: Path, spec: dict[str, Any], name: str) -> dict[str, Any] | None:
     """The result of a cell, if it has one; its input is in the file ``path``. The corpus may have moved since.
 
     Raises:
@@ -169,25 +207,21 @@ def _known(path: Path, result: Path, spec: dict[str, Any], cell: Cell) -> dict[s
         one["recipe"] = to_dict(from_dict(Recipe, one["recipe"]))  # fields that came later have their default
     for key in ("recipe", "corpus", "threads"):
         if known[key] != asked[key]:
-            raise ConfigError(
-                f"{cell.name}: was run with another {key}; restore the study's file, or give another --out"
-            )
+            raise ConfigError(f"{name}: was run with another {key}; restore the study's file, or give another --out")
     record = read_record(result) if result.exists() else None
-    _check_measures(cell, known if record is None else record, asked)
+    _check_measures(name, known if record is None else record, asked)
     return record
 
 
-def _is_measured(known: Mapping[str, Any], spec: Mapping[str, Any], *, trial: bool) -> bool:
-    """Whether a result has the measures that are asked for, and that of a ``trial`` what trials are compared by; old
-    ones have neither this nor the names of their data.
-    """
-    if trial and "tuning_loss" not in known:
-        return False
+def _is_measured(known: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
+    """Whether a result has the runs or the measures that are asked for; old ones do not name their data."""
+    if "runs" in spec:
+        return bool(known["losses"].keys() == spec["runs"].keys())
     before, now = (list(map(_measure, record.get("measures", ()))) for record in (known, spec))
     return before == now and known.get("data") in (None, spec["data"])
 
 
-def _check_measures(cell: Cell, known: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+def _check_measures(name: str, known: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
     """Refuse to fine-tune for a measure of the same name with other settings, because its folder has their runs."""
     before = {one.title: one for one in map(_measure, known.get("measures", ()))}
     for now in map(_measure, asked["measures"]):
@@ -197,7 +231,7 @@ def _check_measures(cell: Cell, known: Mapping[str, Any], asked: Mapping[str, An
         data = (known.get("data") or {}).get(now.title, hashed := asked["data"][now.title]) != hashed
         if data or replace(had, seeds=1, data=None, dev=None) != replace(now, seeds=1, data=None, dev=None):
             raise ConfigError(
-                f"{cell.name}: was measured by {now.title} with other {'data' if data else 'settings'}; restore these, "
+                f"{name}: was measured by {now.title} with other {'data' if data else 'settings'}; restore these, "
                 "or give the measure another name"
             )
 
