@@ -91,6 +91,16 @@ def test_vectors_of_zeros_and_ones_are_not_names(tmp_path: Path) -> None:
     assert some.form == "multilabel"  # names that are numbers
 
 
+def test_a_tag_for_each_character_is_no_list_of_labels(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    records = [{"text": "北京很大", "labels": ["B-LOC", "I-LOC", "O", "O"]}, {"text": "好的", "labels": ["O", "O"]}]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    with pytest.raises(DataError, match="as many labels as characters.*; for tags of characters write the text as a"):
+        task_of(path)
+    path.write_text("".join(json.dumps(record | {"text": list(record["text"])}) + "\n" for record in records))
+    assert task_of(path)[0].form == "tagging"
+
+
 @pytest.mark.parametrize(
     "cells", [("a|b", "c|d"), ("S|F", "S|T", "A|M"), ("a", "b", "a"), ("Fish, fresh", "Meat", "Fish, fresh", "Fish")]
 )

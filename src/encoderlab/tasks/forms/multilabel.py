@@ -99,6 +99,12 @@ class MultiLabelForm(TextForm):
         values = {name.lower().removesuffix(".0") for names in lists for name in names}
         if values <= {"0", "1", "false", "true"} and lists and all(len(names) > 1 for names in lists):
             raise DataError("labels are vectors of 0 and 1, expected lists of names; write the names of the labels")
+        characters = all(len(example.text) == len(example.reference or ()) for example in examples)
+        if lists and characters and any(len({*names}) < len(names) for names in lists):
+            raise DataError(
+                "every text has as many labels as characters, some of them repeated, as tags have; for tags of "
+                "characters write the text as a list of them"
+            )
         if not isinstance(layout, Columns) or separator is None:
             return layout, cls.metrics, ""
         said = "labels are lists" if separator == "[]" else f"labels separated by {separator!r}"
