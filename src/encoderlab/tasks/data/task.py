@@ -221,7 +221,10 @@ class Task:
     def _where_labels_are(self, path: Path) -> str:
         """The column in which labels were expected, with the nearest name if the file has no such column."""
         columns = tables.columns(path, Remarks(path))
-        label = readers.layout_of(path, self.layouts).label_column
+        layout = readers.layout_of(path, self.layouts)
+        if isinstance(layout, readers.Conll):
+            return "in a column behind the word, after a tab or a space"
+        label = layout.label_column
         if label in columns or label and not columns:
             return f"in the column {label!r}"
         if label and set(label.split(",")) <= set(columns):

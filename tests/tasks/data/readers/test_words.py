@@ -116,6 +116,13 @@ def test_bad_tags(tmp_path):
     assert split.examples[0].tags == ("B-X", "O", "B-X") and "1 I tags open an entity" in split.remarks[0]
 
 
+def test_words_whose_tags_no_tab_or_space_separates_are_told_so(tmp_path):
+    (tmp_path / "t.conll").write_text("Sue;B-PER\nran;O\n")
+    words = Task(name="ner", form="tagging", metrics=("f1",), layouts=(Conll(),))
+    with pytest.raises(DataError, match="t.conll:1: no label; .* in a column behind the word, after a tab or a space"):
+        words.read([tmp_path / "t.conll"], "train")
+
+
 def test_tags_are_reported_at_their_line(tmp_path):
     with pytest.raises(DataError, match="train.txt:3: tag 'B-DATE' is not one of"):
         load(task("conll2003"), write(tmp_path / "train.txt", "a N N O\nb N N O\nc N N B-DATE\n"))
