@@ -54,8 +54,17 @@ def test_decimal_commas_are_numbers_to_be_written_otherwise(tmp_path):
     path.write_text("text;label\na;3,5\nb;4\n")
     task, said = task_of(path)
     assert task.form == "regression"
-    with pytest.raises(DataError, match=r"t.csv:2: label '3,5' is not a number.*--form, or write it with a decimal"):
+    with pytest.raises(DataError, match=r"t.csv:2: label '3,5' is not a number.*; write it with a decimal point, or"):
         task.read([path], "train")
+
+
+def test_a_mark_instead_of_a_number_is_shown_and_no_reason_for_classes_alone(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("text,score\n" + "".join(f"text {i},{'NA' if i == 7 else i / 10}\n" for i in range(30)))
+    with pytest.raises(DataError, match="such as 'NA': are these classes.*--form classification or --form regression"):
+        task_of(path)
+    with pytest.raises(DataError, match="t.csv:9: label 'NA' is not a number.*; correct the row, or leave its label"):
+        task_of(path, Given(form="regression"))[0].read([path], "train")
 
 
 def test_squad_file_is_recognised(tmp_path):

@@ -135,11 +135,13 @@ def _check_classes(path: Path, layout: Layout, sample: Sequence[Example]) -> Non
     """
     labels = [example.label for example in sample if isinstance(example, Text) and example.label is not None]
     if len(labels) >= _FEW and len(set(labels)) > len(labels) / 2:
-        numbers = all(re.fullmatch(r"[-+]?\d*\.?\d+(e[-+]?\d+)?", str(label).strip().lower()) for label in labels)
+        number = re.compile(r"[-+]?\d*\.?\d+(e[-+]?\d+)?")
+        others = [label for label in labels if not number.fullmatch(str(label).strip().lower())]
+        numbers = len(others) < len(labels) / 2
         raise DataError(
             f"{path}: column {layout.label_column!r} has {len({*labels}):,} different labels in {len(labels):,} rows, "
-            f"such as {str(labels[0])[:40]!r}: are these classes? name another column with --label, or confirm with "
-            f"--form classification{' or --form regression' if numbers else ''}"
+            f"such as {str([*others, *labels][0])[:40]!r}: are these classes? name another column with --label, or "
+            f"confirm with --form classification{' or --form regression' if numbers else ''}"
         )
 
 

@@ -214,9 +214,10 @@ def _parsed(task: Task, raw: str, place: str) -> float | None:
     try:
         value = float(raw)
     except ValueError:
-        comma = ", or write it with a decimal point" if re.fullmatch(DECIMAL_COMMA, raw) else ""
+        comma = re.fullmatch(DECIMAL_COMMA, raw)
+        remedy = "write it with a decimal point" if comma else "correct the row, or leave its label empty"
         raise DataError(
-            f"{place}: label {raw!r} is not a number, but the task is a regression; give another --form{comma}"
+            f"{place}: label {raw!r} is not a number, but the task is a regression; {remedy}, or give another --form"
         ) from None
     if not math.isfinite(value):
         raise DataError(f"{place}: label {raw!r} is not a finite number; leave the row out")
