@@ -228,6 +228,17 @@ def test_a_header_with_spaces_names_its_columns(tmp_path):
     assert [e.label for e in task_of(path)[0].read([path], "train").examples] == ["x", "y"]
 
 
+def test_given_options_are_those_of_multiple_choice(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("q,one,two,right\np,a,b,2\n")
+    given = Given(text="q", label="right", options=("one", "two"))
+    task, said = task_of(path, given)
+    assert task.form == "choice" and "context = 'q', options = one, two" in said
+    assert task.read([path], "train").examples[0].answers == (1,)
+    with pytest.raises(ConfigError, match="--options are those of multiple choice, not of regression; leave out"):
+        task_of(path, replace(given, form="regression"))
+
+
 def test_lists_of_labels_are_several_labels_and_lists_of_texts_refused(tmp_path):
     path = tmp_path / "t.jsonl"
     path.write_text('{"text": "a", "labels": ["x", "y"]}\n')
@@ -282,6 +293,9 @@ def test_columns_of_0_and_1_are_several_labels(tmp_path):
 
 
 def test_a_file_without_a_label_column_is_told_so(tmp_path):
+    for other in (replace(given, form="tagging"), replace(given, options=("id", "comment"))):
+        with pytest.raises(ConfigError, match="--label toxic,rude names several columns.*, not of .*; name one column"):
+            task_of(path, other)
     path = tmp_path / "t.csv"
     path.write_text("text,rubric\na,x\nb,y\n")
     with pytest.raises(DataError, match=r"t.csv:2: no label; .* no column among 'text', 'rubric' .*--label"):

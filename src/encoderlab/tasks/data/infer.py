@@ -163,8 +163,12 @@ class _InferredFile:
 
     @property
     def needs(self) -> str | None:
-        """The kind of columns that the given form needs (:attr:`encoderlab.tasks.forms.base.Form.columns`)."""
-        return None if self.given.form is None else FORMS[self.given.form].columns
+        """The kind of columns that the given form, or the given options, need
+        (:attr:`encoderlab.tasks.forms.base.Form.columns`).
+        """
+        if self.given.form is None:
+            return "options" if self.given.options else None
+        return FORMS[self.given.form].columns
 
     @property
     def suffix(self) -> str:
@@ -179,6 +183,14 @@ class _InferredFile:
     def lower(self) -> dict[str, str]:
         """Columns by their names in lower case."""
         return {name.strip().lower(): name for name in self.columns}
+
+    @property
+    def without_header(self) -> bool:
+        """Whether the user gives the columns of the text or the options by number, so that the first row is no header
+        in which others could be found by their names.
+        """
+        names = (self.given.text, *self.given.options)
+        return any(name is not None and name.isdecimal() and name not in self.columns for name in names)
 
     def find(self, names: Sequence[str], but: Collection[str | None] = ()) -> str | None:
         """As :func:`find_column`."""
@@ -226,14 +238,19 @@ class _Inferred:
 
 
 def _check_given(file: _InferredFile) -> None:
-    """Refuse an unknown form, and columns that the file does not have.
+    """Refuse an unknown form, one without the given options, and columns that the file does not have.
 
     Raises:
         ConfigError: the message gives the nearest name.
     """
     given, columns = file.given, file.columns
-    if given.form is not None:
-        form_named(given.form)
+    if given.form is not None and form_named(given.form).columns != "options" and given.options:
+        raise ConfigError(f"--options are those of multiple choice, not of {given.form}; leave out --options or --form")
+    if file.flags and file.needs not in (None, "texts"):
+        raise ConfigError(
+            f"--label {given.label} names several columns, which are labels of a text (multilabel), not of "
+            f"{given.form or 'multiple choice'}; name one column"
+        )
     named = (given.text, given.pair, *(file.flags or (given.label,)), *given.options)
     names = [name for name in named if name is not None]
     numbers = [name for name in names if name.isdecimal()]
@@ -292,7 +309,8 @@ def _infer(file: _InferredFile) -> _Inferred:
 def _published(file: _InferredFile) -> _Inferred | None:
     """A layout of :data:`PUBLISHED`; None for other files, or if the user names a column."""
     given = file.given
-    if file.suffix in TABLES or not file.columns or (given.text, given.pair, given.label) != (None, None, None):
+    named = (given.text, given.pair, given.label, *given.options)
+    if file.suffix in TABLES or not file.columns or any(name is not None for name in named):
         return None
     fields = _first_record(file.path)
     names = {f"{outer}.{inner}" for outer, value in fields.items() if isinstance(value, dict) for inner in value}
