@@ -134,6 +134,12 @@ def test_a_header_is_no_row_although_columns_are_given_by_number(tmp_path):
             task_of(path, given)
     path.write_text("text of a mail,label\na,x\nb,y\n")
     assert len(task_of(path, Given(text="0", label="1"))[0].read([path], "train")) == 3
+    path.write_text("good thing,y\nbad thing,n\n")  # y is also a usual name of a column of labels
+    for given in (Given(text="0"), Given(text="0", options=("0", "1"))):
+        with pytest.raises(DataError, match="t.csv:1: no label; .* in the column whose number --label gives"):
+            task_of(path, given)[0].read([path], "train")
+    with pytest.raises(DataError, match="which of the columns 'good thing', 'y' is the text"):
+        task_of(path, Given(label="1"))
     path = tmp_path / "t.jsonl"
     path.write_text(jsonl({"text": "a", "label": "x"}))
     with pytest.raises(ConfigError, match="t.jsonl: no column '0'; choose from: label, text"):
@@ -222,12 +228,6 @@ def test_what_the_options_are_for_is_found_or_asked(tmp_path):
     assert task.read([path], "train").examples[0].context == "p"
 
 
-def test_a_header_with_spaces_names_its_columns(tmp_path):
-    path = tmp_path / "t.csv"
-    path.write_text("text, label\na, x\nb, y\n")
-    assert [e.label for e in task_of(path)[0].read([path], "train").examples] == ["x", "y"]
-
-
 def test_given_options_are_those_of_multiple_choice(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("q,one,two,right\np,a,b,2\n")
@@ -237,6 +237,12 @@ def test_given_options_are_those_of_multiple_choice(tmp_path):
     assert task.read([path], "train").examples[0].answers == (1,)
     with pytest.raises(ConfigError, match="--options are those of multiple choice, not of regression; leave out"):
         task_of(path, replace(given, form="regression"))
+
+
+def test_a_header_with_spaces_names_its_columns(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("text, label\na, x\nb, y\n")
+    assert [e.label for e in task_of(path)[0].read([path], "train").examples] == ["x", "y"]
 
 
 def test_lists_of_labels_are_several_labels_and_lists_of_texts_refused(tmp_path):
@@ -287,15 +293,15 @@ def test_columns_of_0_and_1_are_several_labels(tmp_path):
         task_of(path, replace(given, label="toxic,rud"))
     with pytest.raises(ConfigError, match="t.csv: column 'comment' is both text and label"):
         task_of(path, replace(given, label="toxic,comment"))
+    for other in (replace(given, form="tagging"), replace(given, options=("id", "comment"))):
+        with pytest.raises(ConfigError, match="--label toxic,rude names several columns.*, not of .*; name one column"):
+            task_of(path, other)
     with pytest.raises(DataError, match="two columns are called 'rude'"):
         path.write_text("comment,toxic,rude,rude\na,0,1,1\n")
         task_of(path, given)
 
 
 def test_a_file_without_a_label_column_is_told_so(tmp_path):
-    for other in (replace(given, form="tagging"), replace(given, options=("id", "comment"))):
-        with pytest.raises(ConfigError, match="--label toxic,rude names several columns.*, not of .*; name one column"):
-            task_of(path, other)
     path = tmp_path / "t.csv"
     path.write_text("text,rubric\na,x\nb,y\n")
     with pytest.raises(DataError, match=r"t.csv:2: no label; .* no column among 'text', 'rubric' .*--label"):

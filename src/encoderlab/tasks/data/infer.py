@@ -193,8 +193,8 @@ class _InferredFile:
         return any(name is not None and name.isdecimal() and name not in self.columns for name in names)
 
     def find(self, names: Sequence[str], but: Collection[str | None] = ()) -> str | None:
-        """As :func:`find_column`."""
-        return find_column(names, self.columns, but)
+        """As :func:`find_column`; None if the columns have no names."""
+        return None if self.without_header else find_column(names, self.columns, but)
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -261,7 +261,8 @@ def _check_given(file: _InferredFile) -> None:
         if name not in columns and not (name.isdecimal() and by_number):
             raise ConfigError(f"{file.path}: no column {name!r}{nearest(name, columns)}")
     cells = [cell for name in numbers if name not in columns for cell in columns[int(name) : int(name) + 1]]
-    if by_number and cells and all(cell.strip().lower() in USUAL for cell in cells):
+    usual = [cell for cell in cells if cell.strip().lower() in USUAL]
+    if by_number and usual == cells and any(len(cell.strip()) > 1 for cell in usual):  # a, b and y are labels, too
         header = ", ".join(map(repr, cells))
         raise ConfigError(f"{file.path}: the first row is a header ({header}); give its names, not numbers")
     number = next((name for name in names if name.isdecimal()), None)
@@ -415,7 +416,7 @@ def _choice(file: _InferredFile) -> _Inferred:
         DataError: there is neither a context nor a question.
     """
     given, options = file.given, file.options
-    answer = given.label or file.find(CORRECT) or "label"
+    answer = given.label or file.find(CORRECT) or (None if file.without_header else "label")
     context = given.text or file.find(CONTEXTS)
     question = given.pair or file.find(QUESTIONS, but=(context,))
     if context is None and question is None:
@@ -448,7 +449,7 @@ def _texts(file: _InferredFile) -> _Inferred:
         first, second = next((names for names in pairs if all(names)), (None, None))
         text = first or file.find(TEXTS, but=labels) or file.find(TEXTS)
         pair = pair or second
-    if text is None and len(columns) == 2 and label is not None:
+    if text is None and len(columns) == 2 and label in columns:
         text = next((name for name in columns if name != label), None)
     if not columns and not file.suffix_tells:
         raise DataError(f"{path}: unknown format; rename the file to end in .csv, .tsv, .jsonl, .parquet or .txt")

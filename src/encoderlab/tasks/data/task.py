@@ -229,6 +229,8 @@ class Task:
             return f"in the column {label!r}"
         if label and set(label.split(",")) <= set(columns):
             return f"in the columns {label}"
+        if label is None and layout.positional:
+            return "in the column whose number --label gives"
         if label is None:
             shown = ", ".join(map(repr, columns[:12]))
             return f"and no column among {shown} has a usual name for labels: name it with --label"
