@@ -119,6 +119,12 @@ def test_spaces_around_an_id_do_not_count(run, name: str, text: str) -> None:
     assert run(name, text, "gold.csv", "text,label,id\none,x, a\ntwo,y, b \n")["accuracy"] == 1.0
 
 
+def test_an_option_of_other_verbs_is_named_as_such(run) -> None:
+    code, error = run("p.txt", "pos\nneg\n", "gold.csv", "text,label\ngood,pos\nbad,\n")
+    assert code == 3 and "gold.csv:3: no label;" in error
+    assert error.endswith("leave such rows out (for finetune and evaluate: --skip-unlabelled)")
+
+
 def test_labels_that_the_gold_data_lacks_can_be_named(run) -> None:
     text = "pos\nneutral\nneg\npos\n"
     refused = "label 'neutral' is not one of neg, pos; correct the row, or train on this label (for score: --labels)"

@@ -26,9 +26,9 @@ def test_a_missing_label_is_refused_or_skipped_and_counted(tmp_path: Path, capsy
     task, _ = task_of(tmp_path / "a.csv")
     with pytest.raises(DataError, match=r"a.csv:3: no label; .* --skip-unlabelled"):
         task.read([tmp_path / "a.csv"], "train")
-    with pytest.raises(DataError, match=r"--skip-unlabelled, or give --form multilabel if it means no label$"):
+    with pytest.raises(DataError, match=r"--skip-unlabelled\), or give --form multilabel if it means no label$"):
         task.read([tmp_path / "a.csv"], "train")
-    with pytest.raises(DataError, match=r"dev data needs one .* --skip-unlabelled$"):  # whose form the model has
+    with pytest.raises(DataError, match=r"dev data needs one .* --skip-unlabelled\)$"):  # whose form the model has
         task.read([tmp_path / "a.csv"], "dev")
     split = task.read([tmp_path / "a.csv"], "train", skip_unlabelled=True)
     assert len(split) == 20 and "10 times no label; left out" in split.remarks[0] or "10" in split.remarks[0]

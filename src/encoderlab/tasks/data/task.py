@@ -168,7 +168,8 @@ class Task:
                         continue
                     raise DataError(
                         f"{place}: no label; {split} data needs one in every row, {self._where_labels_are(path)}; "
-                        f"give unlabelled examples as test data, or leave such rows out with --skip-unlabelled"
+                        f"give unlabelled examples as test data, or leave such rows out (for finetune and evaluate: "
+                        f"--skip-unlabelled)"
                         f"{FORMS[self.form].no_label if split == 'train' else ''}"
                     )
                 examples.append(example)
