@@ -177,7 +177,8 @@ class Task:
             first = notes.number + 1
         if not examples:
             why = f" ({'; '.join(remarks)})" if remarks else ""
-            raise DataError(f"{', '.join(map(str, files))}: 0 examples{why}; give a file with at least one row")
+            remedy = "correct these rows" if first else "give a file with at least one row"
+            raise DataError(f"{', '.join(map(str, files))}: 0 examples{why}; {remedy}")
         if split.startswith("test") and (without := FORMS[self.form].unlabelled(self, examples)) is not None:
             examples, why = without
             remarks.append(f"{files[0].name}: {why}; read as a test file without labels")

@@ -99,7 +99,7 @@ def test_of_two_folders_of_a_task_one_is_read_and_the_other_named(tmp_path):
 
 def test_a_file_of_which_nothing_is_left_says_why(tmp_path):
     path = write(tmp_path / "train.csv", "sent1,sent2,ending0,ending1,ending2,ending3,label\na,b,c,,,,0\n")
-    with pytest.raises(DataError, match=r"0 examples \(.*fewer than two options.* row 2\)"):
+    with pytest.raises(DataError, match=r"0 examples \(.*fewer than two options.* row 2\)\); correct these rows$"):
         load(task("swag"), path)
 
 
