@@ -64,7 +64,7 @@ def test_a_pair_on_two_lines_in_either_order(tmp_path: Path) -> None:
         ("a.jsonl", '{"sentence_good": 3, "sentence_bad": "b"}', "a.jsonl:1: sentence_good is 3"),
         ("a.jsonl", '\n{"sentence_good": ', "a.jsonl:2: not valid JSON"),
         ("a.jsonl", "[]", None),
-        ("a.csv", "text,label\na,b\n", "a.csv:2: no field 'sentence_good'; .* this record has text, label"),
+        ("a.csv", "text,label\na,b\n", "a.csv:2: no field 'sentence_good'; .* has text, label; correct the record"),
         (
             "a.csv",
             "good,bad\na,b\nHe left, she said.,He leave\na,b\n",

@@ -105,7 +105,9 @@ def _of_record(fields: Mapping[str, Any], stem: str, path: Path, row: int) -> Pa
     for name in (good, bad):
         if name not in fields:
             shown = ", ".join(map(str, fields))[:120]
-            raise DataError(f"{place}: no field {name!r}; a pair has {good} and {bad}, this record has {shown}")
+            raise DataError(
+                f"{place}: no field {name!r}; a pair has {good} and {bad}, this record has {shown}; correct the record"
+            )
         if not isinstance(fields[name], str) or not fields[name].strip():
             raise DataError(
                 f"{place}: {name} is {fields[name]!r:.60}, expected a sentence; complete or remove the pair"
