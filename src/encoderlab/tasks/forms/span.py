@@ -123,6 +123,7 @@ class SpanForm(Form):
     description = "an answer within a passage"
     settings_type = SpanSettings
     columns = "passages"
+    no_label = ', or write "" as the answer of a question that has none'
     layouts = (Squad(),)
     file_with = " with the columns question and context, or in SQuAD's form"
     metrics = ("f1", "exact")

@@ -133,3 +133,8 @@ def test_options_that_are_numbers_or_truths_are_written_as_answers_are(tmp_path)
     path = jsonl(tmp_path / "objects.jsonl", {"question": "which", "options": objects, "answer": "B"})
     with pytest.raises(DataError, match=r"objects.jsonl:1: .*the option .*'label': 'A'.* is a dict, expected a text"):
         task_of(path)
+
+
+def test_answers_may_name_the_column_of_an_option(tmp_path):
+    path = write(tmp_path / "columns.csv", "question,option1,option2,answer\nOne?,a,b,option2\nTwo?,c,d,option1\n")
+    assert [example.answers for example in load(task_of(path)[0], path).examples] == [(1,), (0,)]

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from encoderlab.errors import DataError
+from encoderlab.tasks.data.infer import task_of
 from encoderlab.tasks.data.suites import task
 from encoderlab.tasks.data.task import Answer
 from tests.tasks.data.written import jsonl, load, write
@@ -140,3 +141,14 @@ def test_duplicate_ids(tmp_path):
         load(task("squad1"), jsonl(tmp_path / "train.jsonl", record, record))
     path = write(tmp_path / "train.csv", "sentence,label,index\nx,1,3\ny,0,3\nz,1,3\n")
     assert load(task("sst2"), path).remarks == ("train.csv: 2 rows: an id that occurs before (first: row 3)",)
+
+
+def test_a_question_without_an_answer_has_an_empty_one(tmp_path):
+    record = {"id": "1", "context": "Here it is.", "question": "What?"}
+    path = jsonl(tmp_path / "train.jsonl", record | {"answer": ""}, record | {"id": "2", "answer": "it"})
+    assert [len(example.answers) for example in load(task_of(path)[0], path).examples] == [0, 1]
+    path = jsonl(tmp_path / "null.jsonl", record | {"id": "2", "answer": "it"}, record | {"answer": None})
+    with pytest.raises(
+        DataError, match='null.jsonl:2: no label; .* or write "" as the answer of a question that has none$'
+    ):
+        load(task_of(path)[0], path)

@@ -31,7 +31,8 @@ class Options(Layout):
     out; those before others are kept, so that predictions are numbers of the file's options.
 
     Args:
-        answer: the column with the letter, the number or the text of the correct option; None reads no answers.
+        answer: the column with the letter, the number, the name or the text of the correct option; None reads no
+            answers.
         id: None takes the number of the row in the file, from 0.
         first_number: the number of the first option.
         by_text: answers are always texts, even if one looks like a letter or a number.
@@ -113,10 +114,13 @@ class Options(Layout):
         return None if answer in ("", "-1") else answer
 
     def _options(self, record: Record) -> tuple[list[str], list[str]]:
-        """The options up to the last that is not empty, and their names (A, B, ...) if the file has any."""
+        """The options up to the last that is not empty, and their names: those in the file (A, B, ...), or of their
+        columns, but for numbers.
+        """
         values = [record.fields[name] for name in self.options]
-        keys: list[str] = []
+        keys = [] if any(name.isdecimal() for name in self.options) else list(self.options)
         if len(values) == 1:
+            keys = []
             value = nested_value(values[0]) if isinstance(values[0], str) else values[0]
             if value is None:
                 raise ValueError(f"{str(values[0])[:40]!r}, expected a list of options")
