@@ -419,6 +419,14 @@ def test_the_tokenizer_gives_what_the_model_takes(case: str, types: int, tmp_pat
     torch.testing.assert_close(states, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_classes_of_tokenizers_that_give_segments() -> None:
+    for stem in ("Bert", "Albert", "Electra", "ConvBert", "XLNet", "Deberta", "DebertaV2"):
+        kind = f"{stem}Tokenizer"
+        gives = "token_type_ids" in getattr(transformers, kind).model_input_names
+        assert gives == (kind in huggingface.GIVING_SEGMENTS)
+    assert "token_type_ids" not in transformers.PreTrainedTokenizerFast.model_input_names
+
+
 # Heads of fine-tuning
 
 

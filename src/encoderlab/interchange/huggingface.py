@@ -35,6 +35,7 @@ from encoderlab.nn.spanconv import SpanDynamic
 log = logging.getLogger(__name__)
 
 INPUTS, SEGMENTS = "model_input_names", "token_type_ids"  # a field of the tokenizer's file, and an entry
+GIVING_SEGMENTS = tuple(f"{stem}Tokenizer" for stem in ("Bert", "Electra", "ConvBert", "Deberta", "DebertaV2"))
 NAME_TABLES = {
     "bert": name_tables.BERT,
     "roberta": name_tables.ROBERTA,
@@ -82,7 +83,7 @@ def load(folder: str | os.PathLike[str], *, allow_missing: bool = False) -> Mode
     reading.give_tokenizer(model, _tokenizer(folder), folder)
     _check_summary(model, format.model_type, source, "load it as a bare encoder: remove 'architectures'")
     _warn_of_uncounted(model, source)
-    _warn_of_segments(model, folder / TOKENIZER)
+    _warn_of_segments(model, folder / TOKENIZER, data.get("tokenizer_class") or f"{format.stem}Tokenizer")
     return model
 
 
@@ -128,16 +129,25 @@ def _warn_of_uncounted(model: Model, source: str) -> None:
     )
 
 
-def _warn_of_segments(model: Model, path: Path) -> None:
-    """Print if ``transformers`` gives both texts of a pair to a model with segments as the first one."""
-    tokenizer = model.tokenizer
-    if tokenizer is None or tokenizer.framing != "bert" or model.config.encoder.types < 2 or not path.is_file():
+def _warn_of_segments(model: Model, path: Path, usual: str) -> None:
+    """Print if ``transformers`` gives no segments to a model that has them. Both texts of a pair then have that of
+    the first; in XLNet no token has one.
+
+    Since release 5, only some classes give segments if the file does not ask for them. ``usual`` is the class if the
+    file names none.
+    """
+    tokenizer, encoder = model.tokenizer, model.config.encoder
+    segments = {"bert": encoder.types > 1, "xlnet": encoder.position.segments}
+    if tokenizer is None or not segments.get(tokenizer.framing, False):
         return
-    inputs = files.read_json(path).get(INPUTS)  # the tokenizer was read, so it may hold what nobody reads
-    if isinstance(inputs, list) and SEGMENTS not in inputs:
+    fields = files.read_json(path) if path.is_file() else {}
+    inputs, kind = fields.get(INPUTS), fields.get("tokenizer_class") or usual  # read, so it may hold what nobody reads
+    gives = SEGMENTS in inputs if isinstance(inputs, list) else str(kind).removesuffix("Fast") in GIVING_SEGMENTS
+    if not gives:
         log.warning(
-            "%s: %s has no %s, and the model has segments: results of pairs of texts differ from those of transformers",
-            *(path, INPUTS, SEGMENTS),
+            "%s: transformers 5 gives no %s with this tokenizer, and the model has segments: results of %s differ from "
+            "those of transformers",
+            *(path.parent, SEGMENTS, "pairs of texts" if tokenizer.framing == "bert" else "all texts"),
         )
 
 
