@@ -108,6 +108,21 @@ def test_heads_of_requests_that_do_not_come(pretrained: Asked, monkeypatch: pyte
     assert pretrained.raw(b"") == b"" and time.monotonic() - began < 5
 
 
+@pytest.mark.parametrize(
+    ("head", "rest"),
+    [(b"", b"\r\n"), (b"Content-Length: 9\r\n", b"a"), (b"Transfer-Encoding: chunked\r\n", b"1\r\n")],
+)
+def test_what_is_no_request_keeps_no_connection(
+    pretrained: Asked, monkeypatch: pytest.MonkeyPatch, head: bytes, rest: bytes
+) -> None:
+    monkeypatch.setattr(process, "IDLE_SECONDS", 0.3)
+    with socket.create_connection(("127.0.0.1", pretrained.port), timeout=5) as plain:
+        plain.sendall(b"GET /live HTTP/1.1\r\nHost: localhost\r\n" + head + b"\r\n")
+        assert plain.recv(65536).startswith(b"HTTP/1.1 200")
+        plain.sendall(rest)
+        assert plain.recv(65536) == b""
+
+
 def test_bodies_that_do_not_come_in_time() -> None:
     with serving(tiny("bert-tiny").eval(), limits=Limits(body_seconds=0.3)) as asked:
         head = (

@@ -22,6 +22,7 @@ from encoderlab.errors import ConfigError, DataError
 
 BACKLOG = 1024  # connections that are not accepted yet
 HEADER_SECONDS = 10.0
+IDLE_SECONDS = 75  # longer than load balancers keep a connection (60 s), or one would send into a closed connection
 HEADER_BYTES = 65_536  # of a request
 TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
@@ -107,7 +108,9 @@ class _Process(uvicorn.Server):
 
 
 class _Connection(HttpToolsProtocol):
-    """A connection that is closed if the headers of a request take too long, or are too long.
+    """A connection that is closed if the headers of a request take too long, or are too long, and if no request begins
+    for :data:`IDLE_SECONDS` after an answer, whatever else comes: uvicorn waits forever once a byte has come, such as
+    the rest of a body that was refused.
 
     A request that offers another protocol is answered in this one (RFC 9110, section 7.8). Java's client offers HTTP/2
     with every request; the parser takes a body after such headers for one in the other protocol, and drops it.
@@ -158,6 +161,12 @@ class _Connection(HttpToolsProtocol):
         super().on_message_complete()
         self._room = HEADER_BYTES
 
+    def on_response_complete(self) -> None:
+        more = bool(self.pipeline)
+        super().on_response_complete()
+        if not more and self._impatience.cancelled():  # else the next request has begun
+            self._impatience = self.loop.call_later(IDLE_SECONDS, self.transport.close)
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._impatience.cancel()
         super().connection_lost(exc)
@@ -177,7 +186,7 @@ def run(server: Server, address: Address, listener: socket.socket) -> None:
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_keep_alive=75,  # longer than load balancers keep one (60 s), or one would send into a closed connection
+        timeout_keep_alive=IDLE_SECONDS,
         timeout_graceful_shutdown=int(address.drain) or 1,
         backlog=BACKLOG,
     )
