@@ -173,18 +173,24 @@ def test_the_tokenizer_comes_along(shared: Path, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "again/config.json").read_text())["pad_token_id"] == 0
 
 
+@pytest.mark.parametrize("exported", [False, True])
 @pytest.mark.parametrize("answerable", [True, False])
 def test_what_a_model_was_trained_for_comes_along(
-    answerable: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    answerable: bool, exported: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    make(CONFIGS["bert"]).save(tmp_path / "run/model")
+    """From a run of ours, and from the folder of an export, which is in Hugging Face's format and has the task too."""
+    if exported:
+        huggingface.save(make(CONFIGS["bert"]), tmp_path / "run/model")
+    else:
+        make(CONFIGS["bert"]).save(tmp_path / "run/model")
     task = suites.task("rte") if answerable else replace(suites.task("squad2"), labels=("answer", "no_answer"))
     found = Predictions(values=[], details=[], threshold=-1.5)
     write_task(task, FormSettings(max_length=64), tmp_path / "run/model", found.threshold)
-    assert main(["convert", str(tmp_path / "run"), str(tmp_path / "ours")]) == 0
+    source = str(tmp_path / "run/model" if exported else tmp_path / "run")
+    assert main(["convert", source, str(tmp_path / "ours")]) == 0
     assert read_task(tmp_path / "ours") == read_task(tmp_path / "run")
     assert "cannot store" not in capsys.readouterr().err
-    assert main(["convert", str(tmp_path / "run"), str(tmp_path / "theirs"), "--to", "hf", "--json"]) == 0
+    assert main(["convert", source, str(tmp_path / "theirs"), "--to", "hf", "--json"]) == 0
     (note,) = (note for note in json.loads(capsys.readouterr().out)["notes"] if "cannot store" in note)
     assert f"cannot store its task {task.name!r}, the columns of its files, max_length 64" in note
     assert ("the threshold -1.5 of null odds" in note) != answerable

@@ -68,7 +68,6 @@ def convert(
         Fill missing encoder weights with random values instead of refusing.
     """
     from encoderlab.interchange import folder, huggingface
-    from encoderlab.interchange.load import kind_of
     from encoderlab.tasks.runs.folder import find_task
 
     notes: list[str] = []
@@ -81,7 +80,7 @@ def convert(
         models, values = _read(model, source, whole=to == "hf", allow_missing=allow_missing)
         if tokenizer is not None:
             _give_tokenizer(models, tokenizer)
-        task = find_task(model) if kind_of(model) == "encoderlab" else None
+        task = find_task(model)
         if task is not None and to == "hf":
             notes.append(lost(task))
         with contextlib.ExitStack() as undo:  # of two networks both are written, or none

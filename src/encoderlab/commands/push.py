@@ -35,7 +35,7 @@ def push(model: Path, name: str, /, *, private: bool = False) -> dict[str, Any]:
         Create it as a private model. Default: the account's setting, usually public.
     """
     from encoderlab.interchange import huggingface
-    from encoderlab.interchange.load import kind_of, read
+    from encoderlab.interchange.load import read
     from encoderlab.tasks.runs.folder import find_task
 
     if name.count("/") != 1 or "@" in name:
@@ -53,7 +53,7 @@ def push(model: Path, name: str, /, *, private: bool = False) -> dict[str, Any]:
         folder = Path(made) / "model"
         also = partial(_copy, place, network.task is None)
         notes = huggingface.save(network, folder, also=also)
-        if kind_of(place) == "encoderlab" and (task := find_task(place)) is not None:
+        if (task := find_task(place)) is not None:
             notes.append(lost(task))
         if network.tokenizer is None:
             notes.append("the model has no tokenizer, so its readers need one")
