@@ -12,7 +12,7 @@ FOUND = {"by": "loss", "amount": 1e13, "seeds": 3, "difference": 0.2, "low": 0.1
 
 def test_the_page_is_what_was_found() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "run: python -m benchmarks.studies.claims"
-    assert set(STUDIES) == {path.stem for path in HERE.glob("*.yaml")}
+    assert set(STUDIES) == {path.stem for path in HERE.glob("*.yaml") if read(path)[0].claims}
 
 
 @pytest.mark.parametrize("name", STUDIES)
