@@ -56,9 +56,9 @@ probe finds hardly an entity in any of these arms (F1 4 where fine-tuning ends a
 discriminators' losses on the same samples ([studies](studies.md)); by it ELECTRA's at 1e14 FLOPs is 0.001, and these
 three runs are still to be made. At 0.0005, whose trial is worse by 0.0006 nats, three seeds had F1 58.4 on CoNLL-2003,
 81.0 on SST-2 and 7.0 on CoLA. **ELECTRA's own study is older**: its rates were chosen by the sum of both losses, which
-falls with the generator's. It is to be repeated, because its command cannot continue from the recorded trials. Generators
-of ELECTRA and ConvBERT keep four layers, so the whole one of ELECTRA's study has twice the layers of the model.
-ConvBERT's parts are compared by masked prediction for these reasons.
+falls with the generator's. It is to be repeated, because its command cannot continue from the recorded trials.
+Generators of ELECTRA and ConvBERT keep four layers, so the whole one of ELECTRA's study has twice the layers of the
+model. ConvBERT's parts are compared by masked prediction for these reasons.
 
 **Fine-tuned scores are mostly those of the network, not of its pretraining.** The same networks after one step
 (`untrained.yaml`, one seed) end at F1 64.4 (BERT), 66.4 (RoBERTa), 58.4 (ALBERT), 61.3 (ELECTRA) and 77.6 (ConvBERT) on
