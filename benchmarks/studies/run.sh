@@ -24,7 +24,7 @@ corpus() { # NAME WORDS SHARE-HELD-OUT
 corpus en 10000000 0.01
 corpus en-small 100000 0.2
 names=("$@")
-[ ${#names[@]} -gt 0 ] || names=(norms architectures masks static electra objectives pairs convbert deberta albert distil memory)
+[ ${#names[@]} -gt 0 ] || names=(norms architectures untrained masks static electra objectives pairs convbert deberta albert distil memory)
 for name in "${names[@]}"; do
     found=benchmarks/studies/found/$name out=runs/studies/$name code=0
     mkdir -p "$found" "$out"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -117,3 +118,15 @@ def test_trials_that_fail_are_left_out_of_the_comparison(place: Path) -> None:
     said: list[str] = []
     none = run(plan, place / "all detectors fail", InProcess(diverging="lr-"), say=said.append)
     assert not none.chosen and not none.missing and any("no trial has a loss" in line for line in said)
+
+
+def test_trials_of_which_results_alone_were_kept_are_trained_again(
+    place: Path, study: tuple[StudyPlan, Path, dict[str, Any], list[str]]
+) -> None:
+    """As in another checkout, to which results came without the runs."""
+    plan, out, found, _ = study
+    for kind in ("results", "specs"):
+        shutil.copytree(out / kind, place / "kept" / kind)
+    (place / "kept" / "results" / f"{DETECTORS}.json").unlink()
+    again = InProcess()
+    assert without_clock(record(run(plan, place / "kept", again))) == without_clock(found) and again.done == [DETECTORS]

@@ -36,9 +36,10 @@ def compare(runs: Mapping[str, Path], corpus: Path) -> dict[str, float]:
         recipe = recipes[name]
         data = corpus_data(recipe, writer, corpus, tokenizer_of(writer.discriminator))
         assert data.validation is not None  # the study's plan refuses a corpus without held-out text
+        device = join(recipe.execution.device).device
         sums, count = dict.fromkeys(runs, 0.0), 0
         for batch in data.validation(recipe.phases[-1]):
-            placed = batch.to(join(recipe.execution.device).device)
+            placed = batch.to(device)
             corrupted = writer.corrupt(placed)
             for reader, networks in trained.items():
                 term = networks.discriminate(placed, corrupted)

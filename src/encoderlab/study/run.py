@@ -177,7 +177,7 @@ def _comparisons(
     for name, cells in detectors.items():
         if all(cell.name in trials for cell in cells):
             done = [cell for cell in cells if trials[cell.name]["status"] == "done"]
-            runs = {_key(cell): str((out / cell.name).resolve()) for cell in done}
+            runs = {_key(cell): _spec(plan, cell, out) for cell in done}
             first = cells[0]
             recipe = plan.recipe(first.arm, first.amount, first.seed, trial=True)  # whatever values are tried
             specs[name] = _spec(plan, replace(first, name=name, recipe=recipe), out) | {"runs": runs}

@@ -118,9 +118,9 @@ class Options(Layout):
         columns, but for numbers.
         """
         values = [record.fields[name] for name in self.options]
-        keys = [] if any(name.isdecimal() for name in self.options) else list(self.options)
+        by_column = len(values) > 1 and not any(name.isdecimal() for name in self.options)
+        keys = list(self.options) if by_column else []
         if len(values) == 1:
-            keys = []
             value = nested_value(values[0]) if isinstance(values[0], str) else values[0]
             if value is None:
                 raise ValueError(f"{str(values[0])[:40]!r}, expected a list of options")
