@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from encoderlab.study.file import read
@@ -32,6 +33,7 @@ STUDIES = (
     "memory",
     "norms",
 )
+CONTROLS = {"architectures": "untrained"}  # the same arms without pretraining
 PAGE = HERE.parents[1] / "docs" / "claims.md"
 HEAD = """# The claims of the papers
 
@@ -53,18 +55,15 @@ same three runs in six studies (masks, ELECTRA, ConvBERT, sentence pairs, sharin
 Of ELECTRA, ConvBERT and DeBERTa v3 (and of the arms with a generator in ELECTRA's study) the loss and the minimal pairs
 are the generator's, also where ConvBERT's loss is better than ELECTRA's. So the fine-tuned tasks say more; a linear
 probe finds hardly an entity in any of these arms (F1 4 where fine-tuning ends at 59). Their rates are chosen by the
-discriminators' losses on the same samples ([studies](studies.md)); by it ELECTRA's at 1e14 FLOPs is 0.001, and these
-three runs are still to be made. At 0.0005, whose trial is worse by 0.0006 nats, three seeds had F1 58.4 on CoNLL-2003,
-81.0 on SST-2 and 7.0 on CoLA. **ELECTRA's own study is older**: its rates were chosen by the sum of both losses, which
-falls with the generator's. It is to be repeated. Generators of ELECTRA and ConvBERT keep four layers, so the whole one
-of ELECTRA's study has twice the layers of the model. ConvBERT's parts are compared by masked prediction for these
-reasons.
+discriminators' losses on the same samples ([studies](studies.md)). ELECTRA's at 1e14 FLOPs is 0.001, by 0.0006 nats
+before 0.0005, with which three other runs had F1 58.4 on CoNLL-2003, 81.0 on SST-2 and 7.0 on CoLA. **ELECTRA's own
+study is older**: its rates were chosen by the sum of both losses, which falls with the generator's. It is to be
+repeated. Generators of ELECTRA and ConvBERT keep four layers, so the whole one of ELECTRA's study has twice the layers
+of the model. ConvBERT's parts are compared by masked prediction for these reasons.
 
-**Where it was measured, fine-tuned scores are mostly those of the network, not of its pretraining.** The same networks
-after one step (`untrained.yaml`, one seed) end at F1 64.4 (BERT), 66.4 (RoBERTa), 58.4 (ALBERT) and 77.6 (ConvBERT) on
-CoNLL-2003: pretraining with 1e14 FLOPs changes that by -7.1, +1.0, +2.3 and -1.5 points, and SST-2 by -0.2, +0.6, -0.8
-and +4.3. ELECTRA ends at 61.3 and 81.4. The other six are still to be measured. So a difference of two architectures in
-these tasks alone says little about what they learned from the text.
+**Fine-tuned scores are mostly those of the network, not of its pretraining.** The same networks after one step were
+fine-tuned too, and the table below that of the architectures has what pretraining adds. So a difference of two
+architectures in these tasks alone says little about what they learned from the text.
 
 FLOPs are those of tokens. Padding is computed but not counted, which is 11 to 21% more with whole sentences (RoBERTa,
 ModernBERT, and masked prediction in all studies but DeBERTa's), 5 to 8% with pairs (BERT, ALBERT, ELECTRA, ConvBERT,
@@ -134,6 +133,34 @@ def arms(found: dict[str, Any]) -> list[str]:
     return lines
 
 
+def added(found: dict[str, Any], fresh: dict[str, Any]) -> list[str]:
+    """The lines of a table of what pretraining adds to the tasks of every arm, at the largest budget with two seeds.
+
+    ``found`` are the results of a study and ``fresh`` those of the same arms without pretraining, with the same tasks.
+    """
+    done, controls = ([cell for cell in one["cells"] if cell["status"] == "done"] for one in (found, fresh))
+    seeds = Counter((cell["arm"], cell["amount"]) for cell in done)
+    largest = max(amount for (_, amount), count in seeds.items() if count > 1)
+    tasks = list(controls[0]["details"])
+
+    def means(cells: list[dict[str, Any]]) -> list[float]:
+        of_task = [mean(100 * cell["scores"][task] for cell in cells) for task in tasks]
+        return [*of_task, mean(of_task)]
+
+    lines = [
+        f"What pretraining with {largest:.0e} FLOPs adds: the mean over seeds, and in parentheses",
+        "its difference from the same network without pretraining (`untrained.yaml`, one seed).\n",
+        f"| arm | {' | '.join(tasks)} | all {len(tasks)} |\n|---|{'---:|' * (len(tasks) + 1)}",
+    ]
+    for arm in dict.fromkeys(cell["arm"] for cell in controls):
+        if seeds[arm, largest] > 1:
+            after = means([cell for cell in done if (cell["arm"], cell["amount"]) == (arm, largest)])
+            before = means([cell for cell in controls if cell["arm"] == arm])
+            shown = (f"{one:.1f} ({one - other:+.1f})" for one, other in zip(after, before, strict=True))
+            lines.append(f"| {arm} | {' | '.join(shown)} |")
+    return lines
+
+
 def told(rows: list[tuple[str, str]]) -> list[str]:
     """The lines of a table of the claims that hold or do not, of all pairs of a claim and its row."""
     lines = [f"| {text} {row}" for text, row in rows if row.endswith("** |")]
@@ -146,14 +173,19 @@ def told(rows: list[tuple[str, str]]) -> list[str]:
     return [*lines, ""]
 
 
+def results(name: str) -> dict[str, Any]:
+    """What a study found so far."""
+    record = HERE / "found" / name / "results.json"
+    return json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {"comparisons": [], "cells": []}
+
+
 def page() -> str:
     """The page, from the files of the studies and what they found."""
     parts: list[str] = []
     compared: list[tuple[str, str]] = []
     for name in STUDIES:
         study, _ = read(HERE / f"{name}.yaml")
-        record = HERE / "found" / name / "results.json"
-        found = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {"comparisons": [], "cells": []}
+        found = results(name)
         with_interval = [one for one in found["comparisons"] if one["low"] is not None]  # two seeds that differ
         parts.append(f"## {study.name}\n\n`DATA=data bash benchmarks/studies/run.sh {name}`\n")
         parts.append("| claim | source | budget, seeds | effect | verdict |\n|---|---|---|---|---|")
@@ -166,6 +198,8 @@ def page() -> str:
             first, *others = rows or [f"| | | not run; {cost:.1e} |"]
             parts += [f"| {claim.text} | {claim.source} {first}", *(f"| | {row}" for row in others)]
         parts += ["", *table, ""] if (table := arms(found)) else [""]
+        if control := CONTROLS.get(name):
+            parts += [*added(found, results(control)), ""]
     return "\n".join([HEAD, *told(compared), *parts])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.studies.claims import HERE, PAGE, STUDIES, arms, judged, page
+from benchmarks.studies.claims import HERE, PAGE, STUDIES, added, arms, judged, page
 from encoderlab.study.file import read
 
 FOUND = {"by": "loss", "amount": 1e13, "seeds": 3, "difference": 0.2, "low": 0.1, "high": 0.3, "needed": 4}
@@ -35,3 +35,16 @@ def test_every_arm_has_its_number_of_seeds() -> None:
     ]
     *_, one, two = arms({"cells": cells, "tuning": []})
     assert one.startswith("| one | 3 | 2.00 M | 6 ± ") and two.startswith("| two | 2 | 2.00 M | 5.5 ± ")
+
+
+def test_what_pretraining_adds() -> None:
+    def cell(arm: str, amount: float, score: float) -> dict[str, object]:
+        scores = {"loss": 5.0, "sst2": score, "cola": 0.1}
+        return {"arm": arm, "amount": amount, "status": "done", "scores": scores, "details": {"sst2": {}, "cola": {}}}
+
+    found = [cell("one", 1e13, 0.9), cell("one", 1e14, 0.6), cell("one", 1e14, 0.7), cell("two", 1e14, 0.5)]
+    table = added({"cells": found}, {"cells": [cell("one", 1, 0.7), cell("two", 1, 0.3)]})
+    assert table[-2:] == [
+        "| arm | sst2 | cola | all 2 |\n|---|---:|---:|---:|",
+        "| one | 65.0 (-5.0) | 10.0 (+0.0) | 37.5 (-2.5) |",  # of the other there is one seed
+    ]
