@@ -318,6 +318,13 @@ def test_several_labels_have_a_probability_each() -> None:
         assert sum(found.values()) != pytest.approx(1)
 
 
+def test_a_single_label_called_number_has_a_probability() -> None:
+    predictor = with_head(Classification(labels=1, several=True), ("number",))
+    with serving(predictor.model, predictor) as asked:
+        (plain,), (raw,) = (asked("/predict", {"inputs": "red", "raw_scores": own})[1] for own in (False, True))
+    assert plain["score"] == pytest.approx(1 / (1 + np.exp(-raw["score"])))
+
+
 def _predicted(predictor: Any, pairs: Any) -> list[dict[str, Any]]:
     from encoderlab.tasks.data.examples import Text
 

@@ -232,6 +232,16 @@ def test_task_heads_that_transformers_lacks(case: str, head: Any, tmp_path: Path
         huggingface.save(make(config), tmp_path / "out")
 
 
+def test_a_label_called_choice_is_no_multiple_choice(tmp_path: Path) -> None:
+    head = Classification(labels=1, dropout=0.1, several=True)
+    model = make(replace(CONFIGS["bert"], task=head, labels=("choice",), lm=None, pair=False))
+    huggingface.save(model, tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["architectures"] == ["BertForSequenceClassification"] and config["id2label"] == {"0": "choice"}
+    again = load(tmp_path / "out")
+    assert same_weights(again, model) and again.config.task == head and again.config.labels == ("choice",)
+
+
 @pytest.mark.parametrize(
     ("case", "head", "message"),
     [

@@ -225,6 +225,12 @@ def _classification(fields: Fields, theirs: Classifier, labels: int) -> Classifi
     )
 
 
+def chooses(config: ModelConfig) -> bool:
+    """Whether the head gives one score for each of several choices; a label of many may have the same name."""
+    head = config.task
+    return isinstance(head, Classification) and not head.several and config.labels == CHOICES
+
+
 def write_task(config: ModelConfig, model_type: str) -> tuple[str, dict[str, Any]]:
     """The ending of the class name, and the fields of ``config.json`` for the fine-tuning head.
 
@@ -253,7 +259,7 @@ def write_task(config: ModelConfig, model_type: str) -> tuple[str, dict[str, Any
 
 
 def _write_classification(head: Classification, config: ModelConfig, model_type: str) -> tuple[str, dict[str, Any]]:
-    choice = config.labels == CHOICES
+    choice = chooses(config)
     ending = "ForMultipleChoice" if choice else "ForSequenceClassification"
     theirs = (CHOICE if choice else SEQUENCE).get(model_type)
     if theirs is None:
@@ -315,7 +321,7 @@ def task_rules(config: ModelConfig, model_type: str) -> tuple[Rule, ...]:
             *linear("task.out", "classifier"),
         )
     if isinstance(head, Classification):
-        theirs = (CHOICE if config.labels == CHOICES else SEQUENCE)[model_type]
+        theirs = (CHOICE if chooses(config) else SEQUENCE)[model_type]
         return (*(linear("task.dense", theirs.dense) if theirs.dense else ()), *linear("task.out", theirs.out))
     if isinstance(head, Tagging):
         return linear("task.out", "classifier")

@@ -99,7 +99,7 @@ def _check_summary(model: Model, model_type: str, source: str, remedy: str) -> N
         return
     if tokenizer is None and not config.encoder.causal:
         return
-    table = heads.CHOICE if config.labels == heads.CHOICES else heads.SEQUENCE
+    table = heads.CHOICE if heads.chooses(config) else heads.SEQUENCE
     if model_type not in table:  # there is no such class, which is refused elsewhere
         return
     theirs = table[model_type].summary == "last"

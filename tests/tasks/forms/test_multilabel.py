@@ -246,6 +246,12 @@ def test_a_model_without_a_task_is_known_by_its_head() -> None:
     assert task_of_model(network).form == "multilabel" and task_of_model(network).labels == task.labels
 
 
+@pytest.mark.parametrize("label", ["choice", "number"])  # the labels of heads for options and for numbers
+def test_a_single_label_may_have_any_name(label: str) -> None:
+    head = Classification(labels=1, several=True)
+    assert task_of_model(model().with_task(head, (label,), 0)).form == "multilabel"
+
+
 def test_no_predicted_label_scores_zero_with_a_warning() -> None:
     task, splits = data("several", dev=6)
     found, notes = score(completed(task, splits["train"]), splits["dev"].examples, [()] * 6)

@@ -8,6 +8,7 @@ from typing import Any
 from encoderlab.deploy.export import int8
 from encoderlab.deploy.graph import Graph
 from encoderlab.interchange import configs
+from encoderlab.interchange.heads import chooses
 from encoderlab.model import Model
 
 PIPELINES = {
@@ -165,7 +166,7 @@ def _others(record: dict[str, Any], graph: Graph, model: Model) -> list[str]:
     mask = model.tokenizer.token(model.tokenizer.special.mask)
     sentence = f"The {mask} of a list." if graph.use == "fill-mask" else "One text."
     asked = 'question="Who?", context="It was Ann."' if graph.use == "span" else f'"{sentence}"'
-    choice = model.config.labels == ("choice",)
+    choice = chooses(model.config)
     nonsense = graph.use == "fill-mask" and (model.mask_positions is not None or model.mask_vector is not None)
     if model_type != "transfo-xl" and not choice and not nonsense and not graph.beam:
         pipe = f'from transformers import pipeline\n\nprint(pipeline("{PIPELINES[graph.use]}", ".")({asked}))'

@@ -177,7 +177,7 @@ class Handlers:
         works, _ = await call.prepared(lambda: self.service.items(examples))
         classes = []
         for scores in await call.computed(works):
-            if function == "none" or (function is None and self.service.labels == NUMBER):
+            if function == "none" or (function is None and self.service.ranks and self.service.labels == NUMBER):
                 values = scores.tolist()
             elif function is None:
                 assert self.service.predictor is not None

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.interchange.heads import CHOICES
+from encoderlab.interchange.heads import CHOICES, chooses
 from encoderlab.models.base import Family
 from encoderlab.nn.encoder import States
-from encoderlab.nn.heads import ClassificationHead, TaskHead
+from encoderlab.nn.heads import TaskHead
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Term
 from encoderlab.tasks.data.examples import Choice, Example, GivenPrediction, Remarks
@@ -94,7 +94,7 @@ class ChoiceForm(Form):
 
     @classmethod
     def fits(cls, model: Network) -> bool:
-        return isinstance(model.task, ClassificationHead) and model.config.labels == CHOICES
+        return chooses(model.config)
 
     # Scores
 
