@@ -121,7 +121,7 @@ class Decode(RequestShape):
 
 class OpenAIEmbeddings(RequestShape):
     input: TextsOrIds
-    model: Text = ""
+    model: Text | None = None
     encoding_format: Literal["float", "base64"] | None = None  # floats
     dimensions: Annotated[int, Field(ge=1)] | None = None
     user: Text | None = None
@@ -137,7 +137,7 @@ class RankedText(RequestShape):
 class CohereRerank(RequestShape):
     """Cohere's and Jina's ``/v1/rerank``. langchain sends null for what it does not set."""
 
-    model: Text = ""
+    model: Text | None = None
     query: Text
     documents: Annotated[
         list[Text | RankedText], Field(min_length=1, description='a list of texts, or of objects {"text": ...}')
