@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import time
@@ -122,6 +123,25 @@ def test_a_signal_interrupts_a_validation_which_is_made_again(
         run(tmp_path, data=toy_data(validation=interrupted))
     assert stopped.value.code == 130 and (tmp_path / "checkpoints" / f"step-{step:06d}").is_dir()
     assert ("valid", step) not in [(line["split"], line["step"]) for line in metrics(tmp_path)]
+    run(tmp_path)
+    assert_same_run(tmp_path, whole_run, 24)
+
+
+def test_a_signal_while_the_end_is_saved_stops_what_follows_the_run(
+    tmp_path: Path, whole_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = checkpoint.write
+
+    def interrupted(folder: Path, snapshot: checkpoint.Snapshot) -> None:
+        write(folder, snapshot)
+        if folder.name == "step-000024":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint, "write", interrupted)
+        with pytest.raises(Stopped, match="stopped by SIGTERM at step 24") as stopped:
+            run(tmp_path)
+    assert stopped.value.code == 143
     run(tmp_path)
     assert_same_run(tmp_path, whole_run, 24)
 

@@ -209,6 +209,9 @@ class _Run:
         if logged or validated or place.step > self.saved.step:
             self._save()
         self._written_everywhere()
+        for number, times in zip(STOP_SIGNALS, self.world.sum(self._asked()), strict=True):
+            if times:  # while the end was saved: what follows this run, such as other seeds, must not begin
+                self._raise_stopped(number)
         self.engine.take_average()
         return Outcome(
             step=place.step,
@@ -283,6 +286,9 @@ class _Run:
         """Save, and raise Stopped for the signal ``number``, or for the end of the session (0)."""
         self._save()
         self._written_everywhere()  # a launcher may end the other processes as soon as one has ended
+        self._raise_stopped(number)
+
+    def _raise_stopped(self, number: int) -> None:
         why = signal.Signals(number).name if number else "the end of the session"
         step = self.place.step
         log.info("stopped by %s at step %d", why, step, extra=SHOWN)
