@@ -22,7 +22,7 @@ import torch
 from encoderlab.inference import placed
 from encoderlab.interchange.load import load
 from encoderlab.measure.pairs.evaluate import score_pairs
-from encoderlab.measure.pairs.reading import Pair, find, read, sample
+from encoderlab.measure.pairs.reading import Pair, find, read_all, sample
 from encoderlab.measure.pairs.scorers import scorers_of
 from encoderlab.nn import kernels
 
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=670, help="number of pairs to score, the same for each paradigm")
     parser.add_argument("--turns", type=int, default=3)
     arguments = parser.parse_args()
-    pairs = sample([pair for path in find(arguments.data) for pair in read(path)], arguments.pairs)
+    pairs = sample([*read_all(find(arguments.data))], arguments.pairs)
     ours, small = placed(load(arguments.model)), placed(load(arguments.model), "int8")
     assert ours.tokenizer is not None
     texts = ours.tokenizer.encode_batch([text for pair in pairs for text in (pair.good, pair.bad)])

@@ -22,7 +22,7 @@ from encoderlab.adapt.text import chance, remedies_of
 from encoderlab.errors import DataError
 from encoderlab.inference import tokenizer_of, usual_device
 from encoderlab.measure.pairs.evaluate import evaluate_pairs, survey
-from encoderlab.measure.pairs.reading import find, read, sample
+from encoderlab.measure.pairs.reading import find, read_all, sample
 from encoderlab.measure.pairs.scorers import Masked, Scorer, scorers_of
 from encoderlab.model import Model
 from encoderlab.tasks.data.examples import Split
@@ -140,7 +140,7 @@ def check_pairs(model: Model, generator: Model | None, places: Sequence[Path]) -
 
 def pairs(model: Model, generator: Model | None, places: Sequence[Path]) -> dict[str, Any]:
     """The accuracy on minimal pairs, of at most :data:`PAIRS`, equally many per paradigm."""
-    chosen = [pair for path in find(places) for pair in read(path)]
+    chosen = [*read_all(find(places))]
     if len(chosen) > PAIRS:
         chosen = sample(chosen, PAIRS)
     tables = evaluate_pairs(_scorers(model, generator), tokenizer_of(model), chosen)

@@ -26,7 +26,7 @@ from encoderlab.execution.local import stop_with_parent
 from encoderlab.files import finite, locked
 from encoderlab.interchange.load import load, load_pair
 from encoderlab.measure.pairs.evaluate import evaluate_pairs
-from encoderlab.measure.pairs.reading import find, read, sample
+from encoderlab.measure.pairs.reading import find, read_all, sample
 from encoderlab.measure.pairs.scorers import scorers_of
 from encoderlab.measure.runs import RunRecord, asked, read_run
 from encoderlab.model import count_parameters
@@ -131,7 +131,7 @@ def _curve(record: RunRecord, outcome: Outcome) -> list[tuple[float, float]]:
 def _pairs(measure: Pairs, base: Path, folder: Path) -> tuple[float, dict[str, Any]]:
     model, generator = load_pair(folder)
     assert model.tokenizer is not None
-    pairs = [pair for path in find([base / place for place in measure.data]) for pair in read(path)]
+    pairs = [*read_all(find([base / place for place in measure.data]))]
     chosen = pairs if measure.size is None else sample(pairs, measure.size)
     tables = evaluate_pairs(scorers_of(model, generator, official=True), model.tokenizer, chosen)
     ((name, table),) = tables.items()

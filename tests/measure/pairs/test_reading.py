@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from encoderlab.errors import DataError
-from encoderlab.measure.pairs.reading import Pair, find, read, sample
+from encoderlab.measure.pairs.reading import Pair, find, read, read_all, sample
 
 RECORD = {"sentence_good": "She left.", "sentence_bad": "She leave.", "UID": "agreement", "linguistics_term": "verbs"}
 
@@ -41,6 +41,18 @@ def test_other_records(name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
     found = [(pair.good, pair.bad, pair.paradigm) for pair in read(tmp_path / name)]
     assert found == [("One, two", "x", "u"), ("b", "c", "a")]
+
+
+def test_files_of_one_name_in_two_folders_are_two_paradigms(tmp_path: Path) -> None:
+    """As MultiBLiMP's ``eng/data.tsv`` and ``deu/data.tsv``. A UID names its paradigm in every file."""
+    for place in ("eng/data", "deu/data", "deu/other"):
+        path = tmp_path / f"{place}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text('{"good": "g", "bad": "b"}\n{"good": "g", "bad": "b", "UID": "u"}')
+    pairs = read_all(find([tmp_path]))
+    assert [pair.paradigm for pair in pairs] == ["deu/data", "u", "other", "u", "eng/data", "u"]
+    (tmp_path / "eng" / "data.txt").write_text("g\nb")
+    assert {pair.paradigm for pair in read_all(find([tmp_path / "eng"]))} == {"data", "u"}
 
 
 def test_a_pair_on_two_lines_in_either_order(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from encoderlab.corpus.tokenizer import Encoding, Tokenizer
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import json_line, locked, made_cache_folder, replace_file
-from encoderlab.measure.pairs.reading import Pair, read
+from encoderlab.measure.pairs.reading import Pair, read_all
 from encoderlab.measure.pairs.scorers import Scorer, scored
 from encoderlab.measure.pairs.statistics import Table, Ties, tabulate
 from encoderlab.part_files import PartFile
@@ -55,7 +55,7 @@ def survey(
     """Read all pairs once. ``too_long`` is the remedy in the message about a long sentence.
 
     Raises:
-        DataError: with file and line: a damaged pair (see :func:`read`), a paradigm of two phenomena, a sentence
+        DataError: with file and line: a damaged pair (see :func:`read_all`), a paradigm of two phenomena, a sentence
             without tokens, or one of more than ``longest`` tokens that must not be skipped.
     """
     result, digest = Survey(), hashlib.sha256()
@@ -90,7 +90,7 @@ def encoded(
     files: Sequence[Path], tokenizer: Tokenizer, *, bad_first: bool
 ) -> Iterator[tuple[Pair, Encoding, Encoding]]:
     """The pairs of all files, in order, with the tokens of both sentences."""
-    pairs = (pair for path in files for pair in read(path, bad_first=bad_first))
+    pairs = read_all(files, bad_first=bad_first)
     while chunk := list(islice(pairs, CHUNK)):
         for pair, (good, bad) in zip(chunk, _tokens(tokenizer, chunk), strict=True):
             yield pair, good, bad

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,21 +60,44 @@ def find(places: Sequence[Path]) -> list[Path]:
     return paths
 
 
-def read(path: Path, *, bad_first: bool = False) -> Iterator[Pair]:
+def read_all(files: Sequence[Path], *, bad_first: bool = False) -> Iterator[Pair]:
+    """The pairs of all files, as a stream: see :func:`read`. Files of one name are told apart by their folders."""
+    for path, name in zip(files, _names(files), strict=True):
+        yield from read(path, name, bad_first=bad_first)
+
+
+def _names(files: Sequence[Path]) -> list[str]:
+    """The files' names without suffix, with as many folders as tell those of one name apart."""
+    places = [(*Path(os.path.abspath(path)).parent.parts, _stem(path)) for path in files]
+    named: dict[str, set[tuple[str, ...]]] = {}
+    for place in places:
+        named.setdefault(place[-1], set()).add(place)
+    depths = {
+        name: next(n for n in itertools.count(1) if len({place[-n:] for place in same}) == len(same))
+        for name, same in named.items()
+    }
+    return ["/".join(place[-depths[place[-1]] :]) for place in places]
+
+
+def _stem(path: Path) -> str:
+    name = path.name.removesuffix(path.suffix) if path.suffix.lower() in COMPRESSED else path.name
+    return Path(name).stem
+
+
+def read(path: Path, name: str | None = None, *, bad_first: bool = False) -> Iterator[Pair]:
     """The pairs of one file, as a stream.
 
     Records have ``sentence_good`` and ``sentence_bad`` (or other names of :data:`SENTENCES`), and may have a paradigm
     (``UID``) and a phenomenon (``phenomenon``, ``linguistics_term``). Other text has a sentence per line, without tabs,
     the acceptable one of each pair first (``bad_first``: second), and may have empty lines between pairs. The paradigm
-    of a pair without one is the name of its file, with its phenomenon, because a paradigm is of one phenomenon.
+    of a pair without one is ``name`` (the file's), with its phenomenon, because a paradigm is of one phenomenon.
 
     Raises:
         DataError: a field is missing, a sentence is empty or not text, a pair is not complete, a row of a table has
             more or fewer columns than the header, or is in a text; with file and line.
     """
     kind = suffix(path)
-    name = path.name.removesuffix(path.suffix) if path.suffix.lower() in COMPRESSED else path.name
-    stem = Path(name).stem
+    stem = name or _stem(path)
     if kind in (".csv", ".tsv"):
         yield from (_of_record(fields, stem, path, row) for row, fields in _of_table(path))
     elif kind in KINDS[:5] or starts_with(path, "{"):

@@ -10,7 +10,7 @@ from encoderlab.errors import ConfigError
 from encoderlab.files import sha256
 from encoderlab.inference import tokenizer_of
 from encoderlab.measure.pairs.evaluate import evaluate_pairs, survey
-from encoderlab.measure.pairs.reading import find, read, sample
+from encoderlab.measure.pairs.reading import find, read_all, sample
 from encoderlab.measure.pairs.scorers import scorers_of
 from encoderlab.objectives.base import Objective
 from encoderlab.train.data import Scores
@@ -34,7 +34,7 @@ def validation_scores(recipe: Recipe, objective: Objective) -> Scores | None:
     scorers = scorers_of(model, models.get("generator"), official=True)
     files, tokenizer = find([Path(place) for place in settings.data]), tokenizer_of(model)
     survey(files, tokenizer, longest=scorers[0].longest)
-    pairs = sample([pair for path in files for pair in read(path)], settings.size)
+    pairs = sample([*read_all(files)], settings.size)
 
     def scores() -> Mapping[str, float]:
         (table,) = evaluate_pairs(scorers, tokenizer, pairs).values()
