@@ -96,7 +96,10 @@ def hashed_name(stem: str, file: Path) -> str:
 
 
 def find_hashed(folder: Path, stem: str, suffix: str) -> Path | None:
-    """The file in a cache whose name has the hash of its bytes, about a second per GB; damaged ones are deleted."""
+    """The file in a cache that was made from ``stem`` and still has the hash in its name; None if there is none.
+
+    Takes about a second per GB. Damaged files are deleted.
+    """
     for path in sorted(folder.glob(f"{stem}-*{suffix}")):
         if path.name == hashed_name(stem, path):
             return path

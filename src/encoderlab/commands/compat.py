@@ -164,7 +164,11 @@ def _run(
 
 
 def _say_gpus(gpus: str) -> None:
-    """The meaning of ``--gpus``: Lightning's number of GPUs, except that 0 means the first one."""
+    """Print how ``--gpus`` is read: as Lightning's number of GPUs, except that 0 means the first one.
+
+    Raises:
+        ConfigError: it names GPUs.
+    """
     import torch
 
     if not gpus.removeprefix("-").isdigit():

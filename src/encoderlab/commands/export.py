@@ -188,7 +188,7 @@ def _enough(file: Path, count: int) -> None:
 
 
 def _verdict(int8: dict[str, Any]) -> str:
-    """Print whether the int8 graph was written, and its loss."""
+    """A sentence about whether the int8 graph was written, and its loss."""
     if int8["kept"] is None:
         least = min(one["fall"] for one in int8["tried"])
         return (

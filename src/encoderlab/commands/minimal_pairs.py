@@ -133,7 +133,7 @@ def minimal_pairs(
 
 
 def _show(tables: dict[str, Table], phenomena: dict[str, str], title: str) -> None:
-    """The tables: a row per paradigm, per phenomenon, and the mean."""
+    """Print the tables: a row per paradigm, per phenomenon, and the mean."""
     first = next(iter(tables.values()))
 
     def row(name: str, kind: str, of: dict[str, Accuracy]) -> list[str]:

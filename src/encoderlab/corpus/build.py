@@ -117,7 +117,7 @@ class BuildSettings:
     segmenter: str | None = None
 
     def given_hash(self) -> str | None:
-        """The hash of the tokenizer, unless it is to be trained."""
+        """The hash of the tokenizer; None if it is to be trained."""
         return self.tokenizer.load().hash() if isinstance(self.tokenizer, GivenTokenizer) else None
 
 

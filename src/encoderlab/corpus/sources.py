@@ -96,7 +96,7 @@ class EmptyFile(DataError):
 
 
 def format_of(name: str) -> Format | None:
-    """The format by file name, without the suffix of compression; archives may contain anything."""
+    """The format by file name, without the suffix of compression; None if unknown. Archives may contain anything."""
     path = Path(name.lower())
     if path.suffix == ".zip":
         return "text"
@@ -269,7 +269,7 @@ def readable_name(name: str) -> str:
 
 
 def text_of(value: Any) -> str | None:
-    """The text of a JSON value: a string, or the lines of a list of strings."""
+    """The text of a JSON value: a string, or the lines of a list of strings; None for other values."""
     if isinstance(value, str):
         return value
     if isinstance(value, list) and value and all(isinstance(item, str) for item in value):

@@ -73,7 +73,7 @@ def model_folder(folder: Path) -> Path:
 
 
 def load_pair(path: str | os.PathLike[str]) -> tuple[Model, Model | None]:
-    """The model at ``path``, and its generator if two networks were trained together."""
+    """The model at ``path``, and its generator if two networks were trained together, else None."""
     folder = resolve(path)
     for candidate in (folder, folder / "model"):
         if is_pair(candidate):

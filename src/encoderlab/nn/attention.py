@@ -136,7 +136,7 @@ class Attention(nn.Module):
         return query, key, value
 
     def bias_of_all(self) -> Tensor | None:
-        """The bias of queries, keys and values, (3 A,)."""
+        """The bias of queries, keys and values, (3 A,), with zeros for keys that have none; None without biases."""
         if self.bias is None or self.biases == "all":
             return self.bias
         query, value = self.bias.chunk(2)

@@ -183,5 +183,5 @@ class Embeddings(nn.Module):
 
     @property
     def base_positions(self) -> Tensor | None:
-        """The position table of ``base`` without gradient, read as :attr:`base_words` is."""
+        """The position table of ``base``, read as :attr:`base_words` is, or None."""
         return self.base[0].positions.detach() if self.base and self.base[0].positions is not None else None

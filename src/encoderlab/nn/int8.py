@@ -83,7 +83,7 @@ class Int8Weight(Packed):
         return rows[self.columns, : self.shape[1]]
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """The same bytes on every processor: they identify the model."""
+        """Save the weight unpacked: the same bytes on every processor, because they identify the model."""
         destination[prefix + "values"], destination[prefix + "scales"] = self.integers(), self.scales[self.columns]
 
 

@@ -67,7 +67,7 @@ class Evidence:
 
     @property
     def term(self) -> str | None:
-        """The name of the loss that predicts tokens."""
+        """The name of the loss that predicts tokens; None if there is none."""
         names = self.train[-1]["losses"] if self.train else {}
         of_tokens = self.valid[-1].get("bits_per_byte", {}) if self.valid else {}  # any objective's
         return next((name for name in ("mlm", "plm", "lm", *of_tokens) if name in names), None)
@@ -90,7 +90,7 @@ class Evidence:
 
     @property
     def guessing(self) -> float | None:
-        """The loss of a model that knows only token frequencies.
+        """The loss in nats of a model that knows only token frequencies; None if the vocabulary is unknown.
 
         From the corpus; else the reference's share of ln V; else the usual share.
         """
@@ -153,7 +153,7 @@ def check_corpus(run: Path, corpus: Path) -> None:
 
 
 def reference(name: str) -> Mapping[str, Any] | None:
-    """The recorded curve of a recipe: ``{"valid": [[step, tokens, loss], ...], ...}``."""
+    """The recorded curve of a recipe, ``{"valid": [[step, tokens, loss], ...], ...}``; None if it has none."""
     place = resources.files("encoderlab") / "recipes" / "reference" / f"{name}.json"
     return json.loads(place.read_text(encoding="utf-8")) if place.is_file() else None
 

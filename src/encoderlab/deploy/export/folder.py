@@ -184,7 +184,7 @@ def _complete_config(aside: Path, graph: Graph, longest: int, scoring: Mapping[s
 
 
 def _sentence_files(aside: Path, model: Model, settings: ExportSettings, longest: int) -> None:
-    """The pooling files for sentence-transformers, text-embeddings-inference, vLLM and ``serve``.
+    """Write the pooling files for sentence-transformers, text-embeddings-inference, vLLM and ``serve``.
 
     The keys of 1_Pooling are those before sentence-transformers 5.4, which all three read. With the newer key alone,
     vLLM silently takes the first token, and text-embeddings-inference 1.9 fails.

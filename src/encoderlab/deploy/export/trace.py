@@ -81,11 +81,11 @@ def write_onnx(program: torch.export.ExportedProgram, graph: Graph, path: Path) 
 
 
 def require(*packages: str) -> None:
-    """
-    Raises:
-        MissingDependency: one of the packages of the extra ``export`` is not installed.
-    """
+    """Refuse to continue without ``packages``, which are of the extra ``export``.
 
+    Raises:
+        MissingDependency: one of them is not installed.
+    """
     for package in packages:
         if importlib.util.find_spec(package) is None:
             raise MissingDependency(package, "export", "ONNX")

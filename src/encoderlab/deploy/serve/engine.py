@@ -21,7 +21,7 @@ from encoderlab.errors import is_out_of_memory
 
 log = logging.getLogger(__name__)
 
-LAST_BATCH = 2.0  # seconds
+LAST_BATCH = 2.0  # seconds that the current batch gets when the thread is stopped
 Compute = Callable[[str, Sequence[Any]], list[Any]]
 """The results of the works of one kind."""
 
@@ -141,7 +141,7 @@ class ComputeThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread after its current batch, which is waited for for a moment; nobody waits for what is queued."""
+        """End the thread after its current batch. Requests that are still queued get no answer."""
         with self._wake:
             self._stopped = True
             self._wake.notify()
@@ -158,14 +158,14 @@ class ComputeThread:
         return bool(self._jobs) and time.monotonic() - self.last_progress > 30.0
 
     def check_wait(self, own: int = 0, within: float | None = None) -> None:
-        """
+        """Refuse a request that would wait too long. If nothing waits, any request is accepted.
+
         Args:
             own: tokens of the request, if they are known.
             within: seconds until its deadline.
 
         Raises:
-            Overloaded: it would wait longer than ``max_wait``, or miss its deadline behind the others' entries. If
-                nothing waits, any request is accepted.
+            Overloaded: it would wait longer than ``max_wait``, or miss its deadline behind the others' entries.
         """
         waiting = self.queue.before(math.inf)
         if not waiting:

@@ -58,14 +58,14 @@ class Metrics:
         engine.batch_done = self.batch
 
     def batch(self, entries: Sequence[Entry]) -> None:
-        """A batch was computed."""
+        """Count a batch that was computed."""
         tokens, longest = sum(entry.tokens for entry in entries), max(entry.tokens for entry in entries)
         self.batch_size.observe(len(entries))
         self.batch_tokens.observe(tokens)
         self.padding.observe(1 - tokens / (longest * len(entries)))
 
     def computed(self, job: PendingRequest, *, tokenizing: float, total: float) -> None:
-        """A request was computed."""
+        """Count a request that was computed; times are in seconds."""
         self.duration.observe(total)
         self.tokenization.observe(tokenizing)
         self.queueing.observe(max(job.started - job.arrived, 0.0))

@@ -109,12 +109,12 @@ class Service:
 
     @property
     def form(self) -> str | None:
-        """The form of the task that the model was fine-tuned for."""
+        """The form of the task that the model was fine-tuned for; None without fine-tuning."""
         return None if self.predictor is None else self.predictor.form.task.form
 
     @property
     def columns(self) -> str | None:
-        """The content of an example of that form (:attr:`encoderlab.tasks.forms.base.Form.columns`)."""
+        """The content of an example of that form (:attr:`encoderlab.tasks.forms.base.Form.columns`), or None."""
         return None if self.predictor is None else self.predictor.form.columns
 
     @property
@@ -199,9 +199,10 @@ class Service:
         ]
 
     def check_lengths(self, pairs: Sequence[Sequence[str]]) -> None:
-        """
+        """Refuse texts (or pairs) that are too long for the model.
+
         Raises:
-            Refused: a text (or a pair) is too long for the model, even in windows if it was trained with them.
+            Refused: one is, even in windows if the model was trained with them.
         """
         assert self.predictor is not None and isinstance(self.predictor.form, TextForm)
         for texts in pairs:

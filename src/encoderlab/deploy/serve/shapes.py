@@ -30,7 +30,7 @@ def given(body: RequestShape) -> set[str]:
 
 
 def described(shape: type[RequestShape], place: Sequence[str | int]) -> tuple[str, str] | None:
-    """The path to the outermost field with a description on the way to ``place``, and that description."""
+    """The path to the outermost field with a description on the way to ``place``, and that description, or None."""
     inside: type[RequestShape] | None = shape
     for depth, name in enumerate(place, 1):
         field = None if inside is None else inside.model_fields.get(str(name))

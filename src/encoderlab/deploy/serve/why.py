@@ -65,7 +65,8 @@ class Explanations:
         return "fill-mask" if self.service.fills_masks and self.service.mask in asked.texts[0] else "states"
 
     def __call__(self, asked: ExplanationRequest) -> dict[str, Any]:
-        """
+        """The answer to a request, as plain data.
+
         Raises:
             Refused: the request does not fit the model.
         """

@@ -160,7 +160,7 @@ class _Wire:
         self.begin()
 
     def begin(self) -> None:
-        """A step starts."""
+        """Start to measure a step."""
         self.started = time.perf_counter()
         self.buckets: list[tuple[float, int]] = []
 

@@ -146,8 +146,8 @@ def _check_classes(path: Path, layout: Layout, sample: Sequence[Example]) -> Non
 
 
 def find_column(names: Sequence[str], columns: Sequence[str], but: Collection[str | None] = ()) -> str | None:
-    """The first of ``names`` that is a column, ignoring case, spelled as in the file; columns in ``but``
-    do not count.
+    """The first of ``names`` that is a column, ignoring case, spelled as in the file; None if there is
+    none. Columns in ``but`` do not count.
     """
     spelled = {column.strip().lower(): column for column in columns if column not in but}
     return next((spelled[name.lower()] for name in names if name.lower() in spelled), None)
@@ -164,7 +164,7 @@ class _InferredFile:
     @property
     def needs(self) -> str | None:
         """The kind of columns that the given form, or the given options, need
-        (:attr:`encoderlab.tasks.forms.base.Form.columns`).
+        (:attr:`encoderlab.tasks.forms.base.Form.columns`); None if neither is given.
         """
         if self.given.form is None:
             return "options" if self.given.options else None

@@ -85,7 +85,7 @@ class TaggingForm(Form):
 
     @classmethod
     def inferred(cls, layout: Layout, examples: Sequence[Any]) -> tuple[Layout, tuple[str, ...], str]:
-        """Whether most tags have prefixes (B-, I-, ...); if so, a tag without one gives an error when it is read."""
+        """Tags are of entities if most have prefixes (B-, I-, ...); one without a prefix is then refused later."""
         tags = [tag for example in examples for tag in example.tags or () if tag != "O"]
         prefixed = sum(tag[:1] in "BIMELSWU" and tag[1:2] in ("-", "") for tag in tags)
         if not tags or 2 * prefixed > len(tags):

@@ -45,7 +45,8 @@ def predictor_of(folder: Path, say: Say = silent, precision: Precision = "fp32")
 
 
 def check_own_head(folder: Path) -> None:
-    """
+    """Refuse a folder that has only a head, which cannot read texts.
+
     Raises:
         ConfigError: the folder has a head on a frozen encoder's features.
     """

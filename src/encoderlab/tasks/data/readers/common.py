@@ -132,7 +132,8 @@ def id_of(record: Record, column: str | None, remarks: Remarks) -> str:
 
 
 def label_of(value: Any) -> str | None:
-    """A label as text: true, 3, 3.5, entailment. A whole float, as in Parquet columns with gaps, is an integer.
+    """A label as text: true, 3, 3.5, entailment; None stays None. A whole float, as in Parquet columns with gaps, is
+    an integer.
 
     Raises:
         TypeError: a list or an object.

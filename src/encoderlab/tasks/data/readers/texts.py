@@ -53,7 +53,7 @@ class Columns(Layout):
 
     @property
     def label_column(self) -> str | None:
-        """The column of the label; of several, their names with commas between."""
+        """The column of the label; of several, their names with commas between; None without labels."""
         return ",".join(self.flags) or self.label
 
     def unlabelled(self) -> Self:
