@@ -319,8 +319,7 @@ def fill_mask(
     """The ``top`` candidates for every mask token in ``text``, best first, one list per mask.
 
     With ``targets``, each a single token, only these are candidates, each once; their probabilities are those among all
-    tokens.
-    ``probabilities_of`` (model, batch, places (S,)) -> (S, V) replaces the model's own computation.
+    tokens. ``probabilities_of`` (model, batch, places (S,)) -> (S, V) replaces the model's own computation.
 
     Every token of the vocabulary is a candidate, special ones too, as in the ``transformers`` pipeline. Filled texts
     are more readable than there: special tokens and other masks are written out, Chinese characters have no spaces

@@ -121,7 +121,7 @@ class Masking(Bounded):
         specials: whether special tokens of the framing may be chosen, as in fairseq's RoBERTa.
 
     Raises:
-        ConfigError: shares outside 0 to 1, or a limit below 1.
+        ConfigError: rates outside 0 to 1, shares that add up to more than 1, or a limit below 1.
     """
 
     unit: Unit = Tokens()

@@ -2,9 +2,9 @@
 
 Epoch e visits the documents in the order of a :class:`~encoderlab.batches.order.KeyedPermutation` keyed by (seed, e),
 in blocks of about 4 million tokens. A generator keyed by (seed, e, block) plans each block as a whole (``pack.py``) and
-shuffles its rows. So three numbers are the loader's whole state, and starting anywhere in an epoch only plans one
-block. The global batch of a step is the same for any number of ranks, threads and micro-batches; a rank reads only its
-slice.
+shuffles its rows. So a few integers are the loader's whole state (:class:`LoaderPlace`), and starting anywhere in an
+epoch only plans one block. The global batch of a step is the same for any number of ranks, threads and micro-batches; a
+rank reads only its slice.
 """
 
 from __future__ import annotations

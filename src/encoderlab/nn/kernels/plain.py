@@ -1,6 +1,6 @@
 """Plain versions of all kernels, in torch operations: they run on any device and in any precision.
 
-Arguments, shapes and formulas are those of :mod:`encoderlab.nn.kernels`, which calls the twins where it must.
+Arguments, shapes and formulas are those of :mod:`encoderlab.nn.kernels`.
 
 They run where a device has no kernels (no compiler, another accelerator) and in double precision, and tests compare the
 kernels with them. ``seeds`` (B,) int64 are the row seeds of :mod:`encoderlab.nn.noise`; None switches dropout off.
