@@ -56,7 +56,7 @@ def test_the_tour_of_the_readme_runs(place, capsys):
     names: dict[str, Any] = {}
     for block in blocks("python", PYTHON):
         exec(compile(block, str(PYTHON), "exec"), names)
-    assert names["found"].values[0] in ("good", "bad") and "loss" in names["outcome"].metrics
+    assert names["predictions"].values[0] in ("good", "bad") and "loss" in names["outcome"].metrics
     assert 0 <= names["result"].scores["dev"]["accuracy"] <= 1
 
 

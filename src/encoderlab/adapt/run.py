@@ -533,13 +533,13 @@ class Adaptation:
             ConfigError: it was measured on other content, which has nothing to be compared with.
         """
         data = digest([sha256(file) for file in files])
-        found = self.stage(name, lambda: {**make(), "data": data})
-        if found.pop("data", data) != data:  # earlier versions did not store it
+        result = self.stage(name, lambda: {**make(), "data": data})
+        if result.pop("data", data) != data:  # earlier versions did not store it
             raise ConfigError(
                 f"{self._record(name)}: was measured on other content of {', '.join(map(str, files[:3]))}; restore "
                 "what it was, or choose another --out"
             )
-        return found
+        return result
 
 
 def save(model: Model, generator: Model | None, folder: Path, also: Callable[[Path], None] | None = None) -> None:

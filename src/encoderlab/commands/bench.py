@@ -458,7 +458,7 @@ class ServeBench:
         own = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:
-            found = measure(
+            measured = measure(
                 servers,
                 words,
                 clients=tuple(self.clients or (1, 8, 32)),
@@ -471,7 +471,7 @@ class ServeBench:
             )
         finally:
             torch.set_num_threads(own)
-        return {"model": model, **found}
+        return {"model": model, **measured}
 
 
 SERVING = ServeBench()

@@ -111,15 +111,15 @@ def sources(files: Sequence[Path], assignments: Sequence[str]) -> list[tuple[str
     """
     from encoderlab import config
 
-    found = [(str(path), config.flatten(config.read_file(path))) for path in files]
+    by_source = [(str(path), config.flatten(config.read_file(path))) for path in files]
     if variables := environment(os.environ):
-        found.append(("environment", config.flatten(_mappings(variables))))
+        by_source.append(("environment", config.flatten(_mappings(variables))))
     if assignments:
-        found.append(("--set", config.flatten(_mappings(parse(assignments)))))
-    names = {name for _, fields in found for name in fields}
+        by_source.append(("--set", config.flatten(_mappings(parse(assignments)))))
+    names = {name for _, fields in by_source for name in fields}
     if "budget.unit" in names and "budget.amount" not in names:
         raise ConfigError("budget.unit is set without budget.amount, which is in the recipe's unit; set both")
-    return found
+    return by_source
 
 
 def _mappings(fields: Mapping[str, str]) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def url_of_copy(path: Path) -> str | None:
 
 def _plain(text: str) -> str:
     """``text`` with control characters as escapes, because a message may quote a file that would command a terminal."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: repr(found[0])[1:-1], named(text))
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda match: repr(match[0])[1:-1], named(text))
 
 
 def console(*, stderr: bool = False) -> Console:

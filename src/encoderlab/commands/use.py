@@ -99,9 +99,9 @@ def evaluate(
             raise ConfigError("--workers, --on and the like are for several labelled files; leave them out")
         described_source(data[0], folder, Given())
         with progress("evaluate") as show:
-            found = score(data[0], note, adding(show, "sequences"))
-        _show_evaluation(found)
-        return found
+            evaluation = score(data[0], note, adding(show, "sequences"))
+        _show_evaluation(evaluation)
+        return evaluation
     if submission is not None:
         raise ConfigError(f"--submission is for one benchmark, not {len(data)}; give them one by one")
     if len({*data}) < len(data):
@@ -190,12 +190,12 @@ class Score:
         return {"task": task.name, "examples": len(part), "data": part.sha256, "scores": scores, "submission": files}
 
 
-def _show_evaluation(found: Mapping[str, Any], data: str = "") -> None:
+def _show_evaluation(evaluation: Mapping[str, Any], data: str = "") -> None:
     """Print the scores of :class:`Score`, with the name of the data if there is more than one."""
-    if found["scores"]:
-        show_scores(f"{data or found['task']}, {found['examples']:,} examples (× 100)", found["scores"])
-    if found["submission"]:
-        say(f"written: {', '.join(map(str, found['submission']))}")
+    if evaluation["scores"]:
+        show_scores(f"{data or evaluation['task']}, {evaluation['examples']:,} examples (× 100)", evaluation["scores"])
+    if evaluation["submission"]:
+        say(f"written: {', '.join(map(str, evaluation['submission']))}")
 
 
 def labelled_data(

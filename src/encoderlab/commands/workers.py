@@ -120,8 +120,8 @@ def each(
     What ``function`` says, and what the package logs meanwhile, is printed with the name before it.
     """
 
-    def noted(name: str, found: tuple[T, list[str]]) -> None:
-        result, remarks = found
+    def noted(name: str, answer: tuple[T, list[str]]) -> None:
+        result, remarks = answer
         for line in remarks:
             note(f"{name}: {line}")
         ended(name, result)

@@ -372,11 +372,11 @@ def _read_sentencepiece(file: Path, family: str | None, lowercase: bool | None, 
         model = sentencepiece_model.with_ids_of_fairseq(model, front, first)
     if model.model_type != sentencepiece_model.UNIGRAM:
         raise DataError(f"{file}: a SentencePiece model of type {model.model_type}, expected 1 (Unigram)")
-    for setting, found in (
+    for setting, is_set in (
         ("treat_whitespace_as_suffix", model.space_after),
         ("split_by_whitespace false, with pieces of several words,", model.across_words),
     ):
-        if found:
+        if is_set:
             raise DataError(f"{file}: {setting} is not supported; give a folder with tokenizer.json")
     if config.options.get("split_by_punct"):
         raise DataError(

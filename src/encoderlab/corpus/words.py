@@ -76,9 +76,9 @@ def word_starts_in(texts: Sequence[str], starts: np.ndarray, bounds: np.ndarray)
     classes = np.array([char_class(chr(code)) for code in present], np.int8)[places]
     classes = np.append(classes, OPEN)  # a token of white space at the end of the last text
     before = np.repeat(firsts, np.diff(bounds)) + starts
-    found = (classes[before] != LETTER) | (classes[before + 1] == OTHER)
-    found[1:] &= before[1:] != before[:-1]  # parts of one character
-    return found
+    starts_word = (classes[before] != LETTER) | (classes[before + 1] == OTHER)
+    starts_word[1:] &= before[1:] != before[:-1]  # parts of one character
+    return starts_word
 
 
 class WordStarts:

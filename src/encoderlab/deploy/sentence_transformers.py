@@ -113,8 +113,8 @@ def pooling_of(folder: Path) -> tuple[Pooling, bool]:
     newer: dict[str, Pooling] = {"mean": "mean", "cls": "first", "lasttoken": "last"}
     pooling = newer.get(str(data.get("pooling_mode"))) or (known.get(next(iter(modes))) if len(modes) == 1 else None)
     if pooling is None:
-        found = data.get("pooling_mode") or ", ".join(sorted(modes)) or "none"
-        raise ConfigError(f"{folder / place}: pooling {found} is not implemented; use mean, cls or lasttoken")
+        named = data.get("pooling_mode") or ", ".join(sorted(modes)) or "none"
+        raise ConfigError(f"{folder / place}: pooling {named} is not implemented; use mean, cls or lasttoken")
     return pooling, "Normalize" in places
 
 
@@ -214,12 +214,10 @@ def comparison_of(folder: Path) -> str:
         DataError: it has none of that name.
     """
     path = folder / GENERAL
-    found = (read_json(path, RESTORE) if path.is_file() else {}).get("similarity_fn_name") or "cosine"
-    if found not in COMPARISONS:
-        raise DataError(
-            f"{path}: similarity_fn_name is {found!r}, expected one of {', '.join(COMPARISONS)}; correct it"
-        )
-    return str(found)
+    name = (read_json(path, RESTORE) if path.is_file() else {}).get("similarity_fn_name") or "cosine"
+    if name not in COMPARISONS:
+        raise DataError(f"{path}: similarity_fn_name is {name!r}, expected one of {', '.join(COMPARISONS)}; correct it")
+    return str(name)
 
 
 def longest_of(folder: Path) -> int | None:

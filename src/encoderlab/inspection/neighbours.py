@@ -20,7 +20,7 @@ def nearest(model: Model, tokens: Sequence[str], *, count: int = 8) -> dict[str,
     """
     tokenizer = tokenizer_of(model)
     table = torch.nn.functional.normalize(model.words.float()[: tokenizer.vocab_size], dim=-1)
-    found = {}
+    neighbours = {}
     for token in dict.fromkeys(tokens):
         index = tokenizer.id(token)
         if index is None:
@@ -28,7 +28,7 @@ def nearest(model: Model, tokens: Sequence[str], *, count: int = 8) -> dict[str,
         cosines = table @ table[index]
         cosines[index] = -torch.inf
         values, places = cosines.topk(min(count, len(cosines) - 1))
-        found[token] = [
+        neighbours[token] = [
             (tokenizer.token(place), value) for place, value in zip(places.tolist(), values.tolist(), strict=True)
         ]
-    return found
+    return neighbours

@@ -139,9 +139,9 @@ def write_whole(folder: Path, fill: Callable[[Path], None]) -> None:
     folder = folder.resolve()
 
     def remains(kind: str) -> list[Path]:
-        found = folder.parent.glob(f".{glob.escape(folder.name)}.*.{kind}")
+        paths = folder.parent.glob(f".{glob.escape(folder.name)}.*.{kind}")
         process = re.compile(rf"\.{re.escape(folder.name)}\.[0-9]+\.{kind}")  # else another folder's
-        return [path for path in found if process.fullmatch(path.name)]
+        return [path for path in paths if process.fullmatch(path.name)]
 
     def sweep(kind: str) -> None:
         for left in remains(kind):

@@ -313,8 +313,8 @@ class Encoder(nn.Module):
         if memory is None:
             return
         if len(memory) < depth or any(len(layer) != len(ids) for layer in memory):
-            found = sorted({len(layer) for layer in memory})
-            raise ConfigError(f"memory of {len(memory)} layers and {found} rows, expected {depth} and {len(ids)}")
+            rows = sorted({len(layer) for layer in memory})
+            raise ConfigError(f"memory of {len(memory)} layers and {rows} rows, expected {depth} and {len(ids)}")
         if not self.config.position.takes_memory:
             raise ConfigError(
                 "memory needs positions relative to the row (relative_shift, shaw or rotary), "

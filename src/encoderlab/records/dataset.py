@@ -37,8 +37,8 @@ def labelled_files(folder: Path) -> dict[str, list[Path]]:
     files = [path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES and path.is_file()]
     inside = [path.relative_to(folder) for path in files]  # the folder's own name says nothing of its files
     splits = splits_of(path for path in inside if not any(part.startswith(".") for part in path.parts))
-    found = {split: [folder / path for path in paths] for split, paths in splits.items()}
-    return found if "train" in found or "test" in found else {}
+    files_by_split = {split: [folder / path for path in paths] for split, paths in splits.items()}
+    return files_by_split if "train" in files_by_split or "test" in files_by_split else {}
 
 
 def dataset_files(folder: Path) -> dict[str, list[Path]]:

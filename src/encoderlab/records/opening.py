@@ -216,14 +216,14 @@ def row_groups(file: File, column: str) -> tuple[RowGroup, ...]:
         if not hasattr(opened, "iter_batches"):
             return ()
         groups = [opened.metadata.row_group(number) for number in range(opened.metadata.num_row_groups)]
-    found = []
+    groups_read = []
     for group in groups:
         inside = [group.column(number) for number in range(group.num_columns)]
         inside = [one for one in inside if one.path_in_schema == column or one.path_in_schema.startswith(f"{column}.")]
         begin = (one.dictionary_page_offset or one.data_page_offset for one in inside)
         end = max((start + one.total_compressed_size for start, one in zip(begin, inside, strict=True)), default=0)
-        found.append(RowGroup(group.num_rows, sum(one.total_uncompressed_size for one in inside), end))
-    return tuple(found)
+        groups_read.append(RowGroup(group.num_rows, sum(one.total_uncompressed_size for one in inside), end))
+    return tuple(groups_read)
 
 
 def column_batches(

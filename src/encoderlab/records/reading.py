@@ -98,11 +98,11 @@ def rows(file: File, dialect: Dialect, errors: Errors = "strict") -> Iterator[Ta
     separator = dialect.separator
     with errors_of(str(file)):
         try:
-            found = _quoted(file, dialect, errors) if dialect.quoted else _unquoted(file, dialect, errors)
-            first = next(found, None)
+            every = _quoted(file, dialect, errors) if dialect.quoted else _unquoted(file, dialect, errors)
+            first = next(every, None)
             if first is not None and (first.line > 1 or separator.join(first.cells).strip('"') != f"sep={separator}"):
                 yield first
-            yield from found
+            yield from every
         except UnicodeDecodeError as error:
             raise _not_utf8(file, error) from None
 

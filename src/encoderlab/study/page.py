@@ -72,8 +72,8 @@ def _claims(results: Results) -> list[dict[str, Any]]:
         about = (claim.text, claim.source) if claim else ("", "")
         rows.setdefault((*pair, *about), []).append(_comparison(one))
     return [
-        {"text": text, "source": source, "arms": f"{better} better than {than}", "rows": found}
-        for (better, than, text, source), found in rows.items()
+        {"text": text, "source": source, "arms": f"{better} better than {than}", "rows": table}
+        for (better, than, text, source), table in rows.items()
     ]
 
 

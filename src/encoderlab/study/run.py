@@ -68,8 +68,8 @@ def _losses(
         assert cell.trial is not None
         name = comparison.get(cell.name, cell.name)
         if name in trials:
-            found = trials[name]
-            loss = found.get("losses", {}).get(_key(cell)) if name in detectors else found.get("total_loss")
+            result = trials[name]
+            loss = result.get("losses", {}).get(_key(cell)) if name in detectors else result.get("total_loss")
             tried.setdefault((cell.arm, cell.amount), []).append((cell.trial, loss))
     return tried
 

@@ -173,9 +173,9 @@ def read_lines(path: Path) -> list[Line]:
             line = None
         if not isinstance(line, dict):
             raise DataError(f"{path}:{number}: not a JSON object; restore the file or resume the run")
-        if found := schemas.problem_of_line(line):
+        if fault := schemas.problem_of_line(line):
             raise DataError(
-                f"{path}:{number}: is no line of metrics ({found}); resume the run, which leaves the line out, or give "
+                f"{path}:{number}: is no line of metrics ({fault}); resume the run, which leaves the line out, or give "
                 "a run folder of encoderlab"
             )
         lines.append(line)

@@ -157,8 +157,8 @@ def problem(kind: Any, data: Any) -> str | None:
 def problem_of_line(line: Any) -> str | None:
     """:func:`problem` of a line of metrics: damage may have changed one."""
     trained = isinstance(line, dict) and line.get("split") == "train"
-    if found := problem(TrainingLine if trained else OtherLine, line):
-        return found
+    if fault := problem(TrainingLine if trained else OtherLine, line):
+        return fault
     counts = line.get("counts", {}) if trained else None
     if counts is not None and (uncounted := (line["losses"].keys() | line.get("accuracy", {}).keys()) - counts.keys()):
         return f"counts has no {min(uncounted)}"
@@ -172,8 +172,8 @@ def read(kind: Any, path: Path, remedy: str) -> dict[str, Any]:
         DataError: the file is missing or damaged, or does not fit ``kind``; the message ends with ``remedy``.
     """
     data = read_json(path, remedy)
-    if found := problem(kind, data):
-        raise DataError(f"{path}: is damaged ({found}); {remedy}")
+    if fault := problem(kind, data):
+        raise DataError(f"{path}: is damaged ({fault}); {remedy}")
     return data
 
 

@@ -143,8 +143,8 @@ def parsed(shapes: tuple[type[RequestShape], ...], body: bytes) -> Any:
     place, message = ".".join(map(str, first["loc"])), first["msg"]
     if first["type"] == "model_type":
         message = "expected an object {...}"
-    elif first["type"] != "missing" and (found := described(shape, first["loc"])) is not None:
-        place, message = found[0], f"expected {found[1]}"
+    elif first["type"] != "missing" and (field := described(shape, first["loc"])) is not None:
+        place, message = field[0], f"expected {field[1]}"
     raise Problem(422, f"`{place}`: {message}" if place else message, param=place or None)
 
 

@@ -134,8 +134,8 @@ class TrainContest:
         took = _Timing(speed={name: [] for name in self.workers}, seconds={name: [] for name in self.workers}, peaks=[])
         for _ in range(self.setting.turns):
             for name in self.workers:
-                if (found := self._steps(name, self.setting.steps)) is not None:
-                    seconds, tokens = found
+                if (measured := self._steps(name, self.setting.steps)) is not None:
+                    seconds, tokens = measured
                     took.speed[name].append(tokens / seconds)
                     took.seconds[name].append(seconds / self.setting.steps)
             took.peaks.append(self.workers["ours"].call("peak"))

@@ -89,12 +89,12 @@ class BestSpans:
         self.spans = dict(sorted(best.items(), key=lambda item: item[1])[:count])
 
 
-def answered(found: Sequence[BestSpans], ids: Sequence[str], *, nullable: bool, threshold: float) -> Predictions:
+def answered(answers: Sequence[BestSpans], ids: Sequence[str], *, nullable: bool, threshold: float) -> Predictions:
     """The best answers to the questions ``ids``; "" above the ``threshold`` where an answer may be missing
     (``nullable``).
     """
     values, details, odds, nbest = [], [], {}, {}
-    for id, answer in zip(ids, found, strict=True):
+    for id, answer in zip(ids, answers, strict=True):
         spans: list[dict[str, Any]] = [
             {"text": text, "score": -negative, "start": begin, "end": end}
             for text, (negative, begin, end) in answer.spans.items()

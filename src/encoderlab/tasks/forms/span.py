@@ -435,29 +435,29 @@ class SpanForm(Form):
 
     def predicted(self, examples: Sequence[Any], outputs: Callable[[Sequence[Item]], Sequence[Any]]) -> Predictions:
         """As the base class; windows are made and computed :data:`WINDOWS` at a time, however long a passage is."""
-        found, windows = [BestSpans() for _ in examples], self._items(examples)
+        best, windows = [BestSpans() for _ in examples], self._items(examples)
         while part := list(islice(windows, WINDOWS)):
-            self._add(found, part, outputs(part), examples)
-        return self._answered(found, examples)
+            self._add(best, part, outputs(part), examples)
+        return self._answered(best, examples)
 
     def decode(self, items: Sequence[Item], outputs: Sequence[Any], examples: Sequence[Example]) -> Predictions:
-        found = [BestSpans() for _ in examples]
-        self._add(found, items, outputs, examples)
-        return self._answered(found, examples)
+        best = [BestSpans() for _ in examples]
+        self._add(best, items, outputs, examples)
+        return self._answered(best, examples)
 
     def _add(
-        self, found: Sequence[BestSpans], items: Sequence[Item], outputs: Sequence[Any], examples: Sequence[Example]
+        self, best: Sequence[BestSpans], items: Sequence[Item], outputs: Sequence[Any], examples: Sequence[Example]
     ) -> None:
         """Add the answers in the windows ``items`` to those found so far."""
         for item, candidates in zip(items, outputs, strict=True):
             window, question = item.sequences[0], examples[item.example]
             assert isinstance(window, Window) and isinstance(question, Question)
             limits = {"count": self.settings.n_best, "answer_length": self.settings.answer_length}
-            found[item.example].add(window, question.passage, candidates, **limits)
+            best[item.example].add(window, question.passage, candidates, **limits)
 
-    def _answered(self, found: Sequence[BestSpans], examples: Sequence[Example]) -> Predictions:
+    def _answered(self, best: Sequence[BestSpans], examples: Sequence[Example]) -> Predictions:
         ids = [example.id for example in examples]
-        return answered(found, ids, nullable=self.nullable, threshold=self.threshold)
+        return answered(best, ids, nullable=self.nullable, threshold=self.threshold)
 
     # The threshold of "no answer"
 

@@ -224,7 +224,7 @@ class TextSpans(Layout):
     @staticmethod
     def _tags(text: str, words: list[Word], spans: Any, path: Path, row: int, remarks: Remarks) -> list[str]:
         """BIO tags of the words."""
-        found: list[Entity] = []
+        entities: list[Entity] = []
         for value in spans:
             span = span_of(value)
             if span is None or not 0 <= span[1] < span[2] <= len(text):
@@ -236,8 +236,8 @@ class TextSpans(Layout):
                 continue
             if words[inside[0]][1] < start or end < words[inside[-1]][2]:
                 remarks.add("an entity begins or ends within a word; the whole word counts", row)
-            found.append((kind, inside[0], inside[-1] + 1))
-        return write_tags(_apart(found, row, remarks), len(words))
+            entities.append((kind, inside[0], inside[-1] + 1))
+        return write_tags(_apart(entities, row, remarks), len(words))
 
 
 def span_of(value: Any) -> Entity | None:
