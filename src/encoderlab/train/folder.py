@@ -239,7 +239,11 @@ def compare(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "")
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A JSON object of a run folder."""
+    """A JSON object of a run folder.
+
+    Raises:
+        ConfigError: the file is missing, or is not a JSON object.
+    """
     try:
         return dict(json.loads(path.read_bytes()))
     except FileNotFoundError:

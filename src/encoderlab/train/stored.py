@@ -38,7 +38,7 @@ class StoredTensors(Mapping[str, Tensor]):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         place = folder
-        if not is_utf8(folder):  # a name that is not UTF-8
+        if not is_utf8(folder):  # which safetensors cannot open; it can open a link
             self._aside = tempfile.TemporaryDirectory(prefix="encoderlab-")
             place = Path(self._aside.name) / "checkpoint"
             place.symlink_to(folder.resolve())
@@ -48,10 +48,10 @@ class StoredTensors(Mapping[str, Tensor]):
         except (SafetensorError, OSError, ValueError, KeyError) as error:
             raise DataError(f"{folder}: cannot be read as safetensors ({error})") from None
         self.about: dict[str, TensorStorageMetadata] = dict(sorted(about.items()))  # type: ignore[arg-type]
-        for place, part in self._reader.headers.storage_data.items():
-            if part.dtype != (first := self.about[place.fqn].properties.dtype):
+        for index, part in self._reader.headers.storage_data.items():
+            if part.dtype != (first := self.about[index.fqn].properties.dtype):
                 kinds = " and ".join(str(kind).removeprefix("torch.") for kind in (first, part.dtype))
-                raise DataError(f"{folder}: parts of {place.fqn} are {kinds}; restore the checkpoint")
+                raise DataError(f"{folder}: parts of {index.fqn} are {kinds}; restore the checkpoint")
 
     def __getitem__(self, name: str) -> Tensor:
         about = self.about[name]
