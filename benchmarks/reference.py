@@ -21,7 +21,6 @@ import numpy as np
 
 from encoderlab.config import from_dict
 from encoderlab.corpus.shards import Corpus, unigram_entropy
-from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.files import write_text
 from encoderlab.measure.runs import read_run
 from encoderlab.train.corpus_data import corpus_data
@@ -41,7 +40,7 @@ def target_entropy(recipe: Recipe, corpus: Path) -> float:
     frequencies and no context.
     """
     text = Corpus(corpus)
-    tokenizer = Tokenizer.load(text.tokenizer_path)
+    tokenizer = text.tokenizer()
     objective = build_objective(recipe, tokenizer, text)
     source = corpus_data(recipe, objective, corpus, tokenizer).source(recipe.phases[0], recipe.phases[0].rows, None)
     counts = np.zeros(text.vocab_size, np.int64)

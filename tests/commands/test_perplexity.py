@@ -12,7 +12,6 @@ import pytest
 from encoderlab import build, load
 from encoderlab.cli import main
 from encoderlab.corpus.shards import Corpus
-from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.measure.evaluate_lm import LMProtocol, evaluate_lm
 from tests.corpus.corpora import build_topics
 
@@ -62,7 +61,7 @@ def test_every_model_is_checked_before_one_is_measured(
 ) -> None:
     """The messages name the model and the option."""
     monkeypatch.setattr("encoderlab.measure.evaluate_lm.evaluate_lm", lambda *given: pytest.fail("measured"))
-    tokenizer = Tokenizer.load(Corpus(place / "corpus", "train").tokenizer_path)
+    tokenizer = Corpus(place / "corpus", "train").tokenizer()
     short: dict[str, Any] = {"encoder.causal": True, "encoder.layers": 1, "encoder.position.length": 128}
     build("bert-tiny", tokenizer=tokenizer, **short).save(tmp_path / "short")
     build("bert-tiny", tokenizer=tokenizer, **short, lm=None).save(tmp_path / "bare")

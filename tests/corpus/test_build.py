@@ -129,6 +129,20 @@ def test_counts_splits_and_filters(text, chosen, tmp_path):
     assert facts["verified"] and len(facts["rows"]) == 2 and facts["splits"]["train"]["tokens_per_word"] > 1
 
 
+@pytest.mark.parametrize("change", ["missing", "{}", "[]", "folder"])
+def test_a_changed_tokenizer_is_named_before_it_is_read(chosen, tmp_path, change):
+    build_corpus(chosen, tmp_path / "corpus")
+    corpus = Corpus(tmp_path / "corpus")
+    path = corpus.path / "tokenizer" / "tokenizer.json"
+    path.unlink()
+    if change == "folder":
+        path.mkdir()
+    elif change != "missing":
+        path.write_text(change)
+    with pytest.raises(DataError, match=r"tokenizer\.json: .*build the corpus again"):
+        corpus.tokenizer()
+
+
 def test_the_same_bytes_for_any_number_of_workers(chosen, tmp_path):
     build_corpus(chosen, tmp_path / "one", workers=1)
     build_corpus(chosen, tmp_path / "three", workers=3)

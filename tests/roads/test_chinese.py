@@ -19,7 +19,6 @@ from encoderlab.batches.pack import SingleDocuments
 from encoderlab.corpus.build import BuildSettings, GivenTokenizer, build_corpus
 from encoderlab.corpus.segment import load_segmenter
 from encoderlab.corpus.shards import Corpus
-from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import MissingDependency
 from encoderlab.interchange.load import load
 from encoderlab.objectives.mlm import MLMSettings
@@ -56,7 +55,7 @@ def corpus(text: Path, shared: Path, tmp_path_factory: pytest.TempPathFactory) -
 def words(corpus: Path) -> list[list[str]]:
     """The words of each document as the corpus marks them."""
     text = Corpus(corpus)
-    tokenizer = Tokenizer.load(text.tokenizer_path)
+    tokenizer = text.tokenizer()
     found = []
     for i in range(text.num_documents):
         document = text.document(i)
@@ -77,7 +76,7 @@ def test_words_come_from_the_segmenter(corpus: Path) -> None:
 def test_whole_words_are_masked(corpus: Path, name: str) -> None:
     settings = recipes.recipe(name).objective
     assert isinstance(settings, MLMSettings)
-    tokenizer = Tokenizer.load(Corpus(corpus).tokenizer_path)
+    tokenizer = Corpus(corpus).tokenizer()
     framing = row_framing(tokenizer)
     loader = Loader(Corpus(corpus), SingleDocuments(), 64, framing=framing, seed=1, batch_rows=8, epochs=1)
     corruptor = Corruptor(

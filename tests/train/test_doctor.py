@@ -23,7 +23,6 @@ from encoderlab.batches.rows import Row
 from encoderlab.corpus.assemble import Selection
 from encoderlab.corpus.build import BuildSettings, GivenTokenizer, NewTokenizer, build_corpus
 from encoderlab.corpus.shards import Corpus
-from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import DataError, Diverged
 from encoderlab.model import Model
 from encoderlab.models.base import ModelConfig, resized
@@ -94,7 +93,7 @@ def run(recipe: Recipe, corpus: Path, out: Path, prepare: Callable[[Objective], 
     """As ``pretrain`` trains, with something done to the objective before."""
     torch.set_num_threads(1)
     text = Corpus(corpus)
-    tokenizer = Tokenizer.load(text.tokenizer_path)
+    tokenizer = text.tokenizer()
     recipe = fit(recipe, tokenizer)
     objective = build_objective(recipe, tokenizer, text)
     prepare(objective)
@@ -173,8 +172,8 @@ def test_weights_that_muon_trains_are_not_frozen(corpus: Path, tmp_path: Path) -
 
 def teacher_of(corpus: Path, folder: Path) -> str:
     """A BERT of :func:`tiny`'s size, hardly trained."""
-    recipe = fit(tiny(), Tokenizer.load(Corpus(corpus).tokenizer_path))
-    Model(recipe.model, Tokenizer.load(Corpus(corpus).tokenizer_path)).initialize(3).save(folder)
+    recipe = fit(tiny(), Corpus(corpus).tokenizer())
+    Model(recipe.model, Corpus(corpus).tokenizer()).initialize(3).save(folder)
     return str(folder)
 
 
@@ -271,7 +270,9 @@ def test_a_repeated_document(tmp_path: Path) -> None:
 
 def test_chinese_text_in_an_english_vocabulary(corpus: Path, tmp_path: Path) -> None:
     text = "\n\n".join("山高月小水落石出" * 5 + str(i) for i in range(60))
-    wrong = build(tmp_path, text, tokenizer=GivenTokenizer(path=str(Corpus(corpus).tokenizer_path)), max_unknown=1.0)
+    wrong = build(
+        tmp_path, text, tokenizer=GivenTokenizer(path=str(Corpus(corpus).path / "tokenizer")), max_unknown=1.0
+    )
     found = doctor.examine(run(tiny(budget=Budget(amount=30)), wrong, tmp_path / "run"), wrong)
     assert "wrong tokenizer" in names(found)
     assert "unknown" in next(finding.seen for finding in found if finding.name == "wrong tokenizer")

@@ -444,7 +444,7 @@ class Adaptation:
         if not isinstance(recipe.format, StreamFormat):
             return True
         held_out = Corpus(self.out / "corpus", "validation")
-        framing = row_framing(Tokenizer.load(held_out.tokenizer_path))
+        framing = row_framing(held_out.tokenizer())
         try:
             for phase in recipe.phases:
                 Loader(held_out, recipe.format, phase.length, framing=framing, seed=1, batch_rows=2, epochs=1)
@@ -465,7 +465,7 @@ class Adaptation:
         if recipe.evaluation.best is None and "evaluation.best" not in self.plan.fields:
             self.say(f"the text is too short to validate on: training takes all {recipe.budget.amount:,.0f} steps")
         if not (self.out / "run" / "checkpoints").exists():
-            fit(recipe, Tokenizer.load(Corpus(corpus).tokenizer_path))
+            fit(recipe, Corpus(corpus).tokenizer())
         outcome = pretrain(recipe, corpus, self.out / "run")
         record = read_run(self.out / "run")
         held = [(line["step"], line["loss"]) for line in record.valid]

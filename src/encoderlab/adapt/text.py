@@ -25,7 +25,6 @@ from encoderlab.corpus.documents import parse_block
 from encoderlab.corpus.manifest import MANIFEST, verify
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.sources import Reading
-from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import replace_file
 
@@ -96,7 +95,7 @@ def _of_corpus(folder: Path) -> Iterator[str]:
     verify(folder)
     for split in ("train", "validation"):
         corpus = Corpus(folder, split)
-        tokenizer = Tokenizer.load(corpus.tokenizer_path)
+        tokenizer = corpus.tokenizer()
         for number in range(corpus.num_documents):
             yield tokenizer.decode(corpus.document(number).ids.tolist())
 

@@ -63,7 +63,6 @@ def perplexity(
     """
     from encoderlab.corpus.manifest import verify
     from encoderlab.corpus.shards import Corpus
-    from encoderlab.corpus.tokenizer import Tokenizer
     from encoderlab.inference import usual_device
     from encoderlab.interchange.load import load
     from encoderlab.measure.evaluate_lm import LMProtocol, context_losses, evaluate_lm, relative_effective_context
@@ -81,7 +80,7 @@ def perplexity(
     verify(corpus, split)
     device = usual_device()
     loaded = {str(path): load(path).to(device) for path in models}
-    tokenizer = Tokenizer.load(text.tokenizer_path)
+    tokenizer = text.tokenizer()
     for name, model in loaded.items():
         same_ids(model, tokenizer, name)
         _check(name, model, window, memory, clamp, context)

@@ -170,7 +170,6 @@ def _budget_of(option: str, amount: float, unit: Any) -> Budget:
 def _show(recipe: Recipe, corpus: Path | None) -> dict[str, Any]:
     """Print the complete recipe and its costs; nothing is written."""
     from encoderlab.config import to_dict
-    from encoderlab.corpus.tokenizer import Tokenizer
     from encoderlab.measure.estimate import estimate
     from encoderlab.train.checks import check
     from encoderlab.train.distributed import join
@@ -181,7 +180,7 @@ def _show(recipe: Recipe, corpus: Path | None) -> dict[str, Any]:
     if corpus is not None:
         from encoderlab.corpus.shards import Corpus
 
-        recipe = fit(recipe, Tokenizer.load(Corpus(corpus).tokenizer_path))
+        recipe = fit(recipe, Corpus(corpus).tokenizer())
     plain, costs = to_dict(recipe), estimate(recipe)
     say(json.dumps(plain, indent=1, ensure_ascii=False))
     rows = [[f"parameters of the {network}", f"{count:,}"] for network, count in costs.parameters.items()]

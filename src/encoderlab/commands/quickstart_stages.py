@@ -108,7 +108,7 @@ def walk(chosen: QuickstartPlan, out: Path, seed: int, command: str) -> dict[str
         build_corpus(settings, out / "corpus", workers=cores(), progress=bar)
     counts = write_tasks(out / "tasks", chosen.size)
     corpus = Corpus(out / "corpus")
-    tokenizer = Tokenizer.load(corpus.tokenizer_path)
+    tokenizer = corpus.tokenizer()
     say(f"   {corpus.num_documents:,} passages, {corpus.num_tokens:,} tokens, vocabulary {tokenizer.vocab_size:,}")
 
     recipe = fit(recipe_for(chosen, seed), tokenizer)

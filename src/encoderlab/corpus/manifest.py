@@ -188,11 +188,16 @@ def verify(folder: str | os.PathLike, split: str | None = None) -> None:
     """
     folder = local(folder)
     with ThreadPoolExecutor(cores()) as pool:
-        for _ in pool.map(lambda record: _verify_file(folder, record), read_manifest(folder).files(split)):
+        for _ in pool.map(lambda record: verify_file(folder, record), read_manifest(folder).files(split)):
             pass
 
 
-def _verify_file(folder: Path, record: FileRecord) -> None:
+def verify_file(folder: Path, record: FileRecord) -> None:
+    """Compare a file of a corpus with its recorded hash.
+
+    Raises:
+        DataError: it is missing, cannot be read, or differs.
+    """
     path = folder / record.file
     if isinstance(record, ShardRecord):
         supply(folder, record.file, record.size, record.sha256)
@@ -204,7 +209,10 @@ def _verify_file(folder: Path, record: FileRecord) -> None:
     except FileNotFoundError:
         raise DataError(f"{path}: is missing; restore it, or delete {folder} and build the corpus again") from None
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
+        raise DataError(
+            f"{path}: cannot be read ({error.strerror}); make it readable, "
+            f"or delete {folder} and build the corpus again"
+        ) from None
     if actual != record.sha256:
         raise DataError(
             f"{path}: sha256 {actual[:12]}..., expected {record.sha256[:12]}...: changed or damaged; "

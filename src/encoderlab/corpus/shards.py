@@ -26,8 +26,9 @@ from typing import IO
 
 import numpy as np
 
-from encoderlab.corpus.manifest import COUNTS, TOKENIZER, ShardRecord, read_manifest
+from encoderlab.corpus.manifest import COUNTS, TOKENIZER, ShardRecord, read_manifest, verify_file
 from encoderlab.corpus.tensors import BitWriter, count_bits, map_tensors, read_bits, tensor_header
+from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import DataError
 from encoderlab.files import replace_file, sha256
 from encoderlab.ranges import aranges, offsets
@@ -65,7 +66,6 @@ class Corpus:
         self.num_documents = record.documents
         self.num_tokens = record.tokens
         self.num_bytes = record.bytes
-        self.tokenizer_path = self.path / TOKENIZER
         self._files = record.shards
         # Documents and tokens in the shards before each, and in all.
         self._starts: list[int] = list(accumulate((file.documents for file in self._files), initial=0))
@@ -78,6 +78,17 @@ class Corpus:
     def __repr__(self) -> str:
         size = f"{self.num_documents:,} documents, {self.num_tokens:,} tokens"
         return f"Corpus({str(self.path)!r}, {self.split!r}): {size}"
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that made the ids.
+
+        Raises:
+            DataError: one of its files is missing or differs from its hash, or the corpus was made of ids alone.
+        """
+        if self.manifest.tokenizer is not None:
+            for file in self.manifest.tokenizer.files:
+                verify_file(self.path, file)
+        return Tokenizer.load(self.path / TOKENIZER)
 
     def document(self, i: int, start: int = 0, stop: int | None = None) -> Document:
         """Document ``i``, or its tokens ``start:stop`` at the cost of those; ids are a read-only view of the file.

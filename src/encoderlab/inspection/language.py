@@ -87,7 +87,7 @@ def _texts(tokenizer: Tokenizer, source: str) -> Iterator[tuple[np.ndarray, np.n
     if (Path(source) / MANIFEST).is_file():
         corpus = Corpus(Path(source), split="validation")
         verify(source, "validation")
-        if Tokenizer.load(corpus.tokenizer_path).hash() != tokenizer.hash():
+        if corpus.tokenizer().hash() != tokenizer.hash():
             raise ConfigError(
                 f"{source}: was built with another tokenizer; give the corpus of the model, or a text file"
             )

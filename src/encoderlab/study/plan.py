@@ -14,7 +14,6 @@ from typing import Any
 from encoderlab import recipes
 from encoderlab.config import flatten, override, value_at
 from encoderlab.corpus.shards import Corpus
-from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import sha256
 from encoderlab.measure.estimate import Estimate, estimate, teacher_of
@@ -252,7 +251,7 @@ class StudyPlan:
     def _check_arm(self, arm: str, amount: float, tasks: Mapping[str, Task], surveyed: Surveyed) -> None:
         study, path = self.study, self.corpus(arm)
         text = Corpus(path)
-        tokenizer = Tokenizer.load(text.tokenizer_path)
+        tokenizer = text.tokenizer()
         if study.tune is not None:
             self.base_value(arm)
         recipe = self.recipe(arm, amount, study.seed_numbers[0])
@@ -286,9 +285,7 @@ class StudyPlan:
     def estimates(self) -> dict[tuple[str, float], Estimate]:
         """The cost of a run of every arm at every budget."""
         return {
-            (arm, amount): estimate(
-                fit(self.recipe(arm, amount, 1), Tokenizer.load(Corpus(self.corpus(arm)).tokenizer_path))
-            )
+            (arm, amount): estimate(fit(self.recipe(arm, amount, 1), Corpus(self.corpus(arm)).tokenizer()))
             for arm, amount in self.places
         }
 

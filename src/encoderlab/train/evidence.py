@@ -15,7 +15,6 @@ import numpy as np
 
 from encoderlab.corpus.manifest import MANIFEST
 from encoderlab.corpus.shards import Corpus, unigram_entropy
-from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import sha256
 from encoderlab.train import folder, schemas
@@ -122,7 +121,7 @@ def read(run: Path, corpus: Path | None = None) -> Evidence:
     if corpus is not None:
         text = Corpus(corpus)
         check_corpus(run, corpus)
-        facts = CorpusFacts.of(text, Tokenizer.load(text.tokenizer_path).special.unk)
+        facts = CorpusFacts.of(text, text.tokenizer().special.unk)
     return replace(of_lines(lines, recipe), corpus=facts, frozen=frozen_matrices(run))
 
 

@@ -278,7 +278,7 @@ def test_a_paradigm_is_of_one_phenomenon(place: Path, tmp_path: Path) -> None:
 
 def test_baselines_are_mixtures_of_relative_frequencies(place: Path) -> None:
     corpus = Corpus(place / "corpus")
-    tokenizer = Tokenizer.load(corpus.tokenizer_path)
+    tokenizer = corpus.tokenizer()
     texts = ["an assert statement", "The assert", "zebra zebra zebra", "statements"]
     sentences = tokenizer.encode_batch(texts)
     found = Baselines(corpus, tokenizer, iter(sentences))(sentences)

@@ -73,7 +73,7 @@ class PredictContest:
         self.case, self.setting, self.device = case, setting, usual_device()
         model = Model(case.model).initialize(0).eval()
         source = Corpus(corpus)
-        tokenizer = Tokenizer.load(source.tokenizer_path)
+        tokenizer = source.tokenizer()
         case.check_ids(tokenizer.vocab_size)
         framed = paragraphs(source, tokenizer, setting.texts, case.model.encoder.max_length or 512)
         self.tokens = sum(len(ids) for ids, _ in framed)

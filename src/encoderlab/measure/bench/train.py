@@ -17,7 +17,6 @@ from encoderlab.batches.loader import Format, Loader
 from encoderlab.batches.pack import Chunks, PackedDocuments, SegmentPairs
 from encoderlab.batches.rows import Row
 from encoderlab.corpus.shards import Corpus
-from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, EncoderlabError
 from encoderlab.measure.bench.families import Case
 from encoderlab.measure.bench.workers import Work, Worker
@@ -239,7 +238,7 @@ def real_rows(case: Case, path: Path, setting: TrainSetting) -> tuple[Vocabulary
     if setting.documents and isinstance(case.objective, PermutationSettings):
         raise ConfigError(f"{case.name} reads streams, not documents side by side; leave documents out")
     corpus = Corpus(path)
-    tokenizer = Tokenizer.load(corpus.tokenizer_path)
+    tokenizer = corpus.tokenizer()
     case.check_ids(tokenizer.vocab_size)
     size = case.model.encoder.vocab
     vocabulary = replace(Vocabulary.of(tokenizer, np.ones(size)), size=size)

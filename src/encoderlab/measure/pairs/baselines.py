@@ -76,7 +76,7 @@ def baselines_of(
     """Accuracies by the :class:`Baselines` of the corpus at ``path``, on the pairs that a survey ``surveyed``."""
     corpus = Corpus(path)
     verify(path, "train")
-    tokenizer = Tokenizer.load(corpus.tokenizer_path)
+    tokenizer = corpus.tokenizer()
     rows = encoded(files, tokenizer, bad_first=settings.get("bad_first", False))
     scorer = Baselines(corpus, tokenizer, (sentence for _, good, bad in rows for sentence in (good, bad)))
     return evaluate_files(
