@@ -45,10 +45,10 @@ def load(path: str | os.PathLike[str], *, allow_missing: bool = False) -> Model:
     if not folder.is_dir():
         what = "is a file" if folder.is_file() else "no such folder"
         raise DataError(f"{folder}: {what}; give a model folder, or a run folder with model/")
-    if ours.is_ours(own := model_folder(folder)):
-        return reading.load(own)
-    if (own / "config.json").exists():
-        return huggingface.load(own, allow_missing=allow_missing)
+    if ours.is_ours(place := model_folder(folder)):
+        return reading.load(place)
+    if (place / "config.json").exists():
+        return huggingface.load(place, allow_missing=allow_missing)
     if (best := best_seed(folder, log.info)) != folder:
         return load(best, allow_missing=allow_missing)
     kind = kind_of(folder)
@@ -68,8 +68,8 @@ def load(path: str | os.PathLike[str], *, allow_missing: bool = False) -> Model:
 def model_folder(folder: Path) -> Path:
     """The folder within ``folder`` whose model :func:`load` reads, without best seeds; itself if it has none."""
     pairs = (folder / "discriminator", folder / "model" / "discriminator")
-    own = next((place for place in (folder, folder / "model", *pairs) if ours.is_ours(place)), None)
-    return own or next((place for place in (folder, pairs[0]) if (place / "config.json").exists()), folder)
+    ours_at = next((place for place in (folder, folder / "model", *pairs) if ours.is_ours(place)), None)
+    return ours_at or next((place for place in (folder, pairs[0]) if (place / "config.json").exists()), folder)
 
 
 def load_pair(path: str | os.PathLike[str]) -> tuple[Model, Model | None]:
