@@ -65,7 +65,7 @@ def pretrain(
         )
     world = join(recipe.execution.device)
     text = world.everywhere(lambda: Corpus(corpus))
-    tokenizer = world.everywhere(lambda: text.tokenizer())
+    tokenizer = world.everywhere(text.tokenizer)
     begun = bool(world.agree(lambda: _begun(out)))  # by the first process: others may see a file later
     resumed = begun or branch_from is not None
     recipe = world.everywhere(lambda: fit(_pinned(recipe, out), tokenizer, resumed=out if begun else branch_from))
