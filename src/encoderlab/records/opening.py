@@ -302,7 +302,10 @@ def errors_of(name: str) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or f"damaged: {' '.join(str(error).split())[:120]}"
         raise DataError(f"{name}: cannot be read ({reason}); check the file and its permissions") from None
-    except Exception as error:  # zstandard and pyarrow have errors of their own, zipfile raises RuntimeError
-        if type(error).__module__.split(".")[0] in ("zstandard", "pyarrow") or isinstance(error, RuntimeError):
-            raise DataError(f"{name}: cannot be read ({' '.join(str(error).split())[:120]})") from None
-        raise
+    except RuntimeError as error:  # of zipfile: a password, or a method that it does not know
+        raise DataError(f"{name}: cannot be read ({error}); unpack it, and give what was in it") from None
+    except Exception as error:
+        if type(error).__module__.split(".")[0] not in ("zstandard", "pyarrow"):  # they have errors of their own
+            raise
+        reason = " ".join(str(error).split())[:120]
+        raise DataError(f"{name}: cannot be read ({reason}); fetch the file again") from None
