@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,21 @@ def test_parts_that_cost_most_stay_in_fp32(damaged: tuple[Path, Graph], tmp_path
     found, _ = judged(damaged, tmp_path / "out.onnx", everything / 3)
     assert [one["rung"] for one in found["tried"]][:2] == ["all products and the word table", "all but layer 2"]
     assert found["kept"] == "all but layer 2" and found["tried"][1]["fall"] <= everything / 3
+
+
+def test_nearest_texts_are_compared_without_all_products_at_a_time(damaged: tuple[Path, Graph]) -> None:
+    check = VectorCheck(damaged[1], texts(3), 32, "mean")
+    rng = np.random.default_rng(0)
+    before = rng.normal(size=(3000, 8)).astype(np.float32)
+    before /= np.linalg.norm(before, axis=1, keepdims=True)
+    after = before + rng.normal(0, 0.01, before.shape).astype(np.float32)
+    tracemalloc.start()
+    same = check.more(before, after)["same nearest text"]
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 8e6  # all products are 36 MB
+    nearest = [(one @ one.T - 3 * np.eye(3000)).argmax(1) for one in (before, after)]
+    assert same == np.mean(np.equal(*nearest)) and 0.5 < same < 1
 
 
 @pytest.mark.parametrize(

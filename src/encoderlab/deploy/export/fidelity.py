@@ -22,6 +22,7 @@ DRAWS = 200  # of the bootstrap
 LEVEL = 0.95
 MASKED = 0.15  # share of the tokens that are guessed
 SCORES = 2**26  # numbers of one output that are held at a time
+ROWS = 256  # vectors that are compared with all at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,9 +179,21 @@ class VectorCheck(_TextCheck):
     def more(self, before: np.ndarray, after: np.ndarray) -> dict[str, float]:
         facts = {"least cosine": float((before * after).sum(1).min())}
         if self.size > 2:
-            nearest = [(one @ one.T - 3 * np.eye(len(one))).argmax(1) for one in (before, after)]
-            facts["same nearest text"] = float(np.mean(nearest[0] == nearest[1]))
+            facts["same nearest text"] = float(np.mean(_nearest(before) == _nearest(after)))
         return facts
+
+
+def _nearest(vectors: np.ndarray) -> np.ndarray:
+    """The number of the nearest other vector to each; some rows at a time, because all products of many texts do not
+    fit into memory.
+    """
+    nearest = np.empty(len(vectors), np.int64)
+    for start in range(0, len(vectors), ROWS):
+        cosines = vectors[start : start + ROWS] @ vectors.T
+        rows = np.arange(len(cosines))
+        cosines[rows, start + rows] = -2  # less than any cosine
+        nearest[start : start + ROWS] = cosines.argmax(1)
+    return nearest
 
 
 class MaskCheck(_TextCheck):
