@@ -59,7 +59,10 @@ def pieces(texts: Sequence[str]) -> list[str]:
             taken.append(word)
         if taken:
             own.append(" ".join(taken))
-        cut.append(own)
+        if own:
+            cut.append(own)
+        if len(cut) == PIECES:  # the first piece of each is enough
+            break
     chosen = [own[depth] for depth in range(PIECES) for own in cut if depth < len(own)]
     return chosen[:PIECES]
 
