@@ -159,7 +159,6 @@ def _code(tool: Tool, record: dict[str, Any], graph: Graph, model: Model) -> str
 
 def _others(record: dict[str, Any], graph: Graph, model: Model) -> list[str]:
     """Sections for tools that read a Hugging Face folder."""
-
     model_type = configs.format_of(model.config).model_type
     assert model.tokenizer is not None
     parts = []
