@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 
 import numpy as np
@@ -218,3 +219,23 @@ def test_settings_that_leak_are_refused() -> None:
     with pytest.raises(ConfigError, match="too little context"):
         Targets(count=85).check(64, 32)
     Targets(block=256).check(512, 256)
+
+
+@pytest.mark.parametrize(("length", "reuse"), [(64, 32), (33, 16), (33, 17), (8, 3), (9, 0)])
+def test_the_most_targets_that_are_named_are_allowed(length: int, reuse: int) -> None:
+    """At most half of each part; the first part has the odd one."""
+    with pytest.raises(ConfigError, match="^85 targets") as refused:
+        Targets().check(length, reuse)
+    named = re.search(r"set objective\.targets\.count to at most (\d+)$", str(refused.value))
+    assert named is not None
+    most = int(named[1])
+    Targets(count=most).check(length, reuse)
+    first, rest = (most - most // 2, most // 2) if reuse else (0, most)
+    assert 2 * first <= reuse and 2 * rest <= length - reuse
+    with pytest.raises(ConfigError, match=f"at most {most}$"):
+        Targets(count=most + 1).check(length, reuse)
+
+
+def test_one_reused_token_has_no_half() -> None:
+    with pytest.raises(ConfigError, match=r"set format\.reuse to at least 2$"):
+        Targets(count=1).check(8, 1)

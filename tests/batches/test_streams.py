@@ -138,6 +138,19 @@ def test_xlnet_rows() -> None:
             )  # the window advances by the reused part
 
 
+@pytest.mark.parametrize("length", [6, 7, 8, 9, 64])
+@pytest.mark.parametrize("reuse", [0, 60, 64])
+def test_the_reuse_that_a_refusal_names_is_accepted(length: int, reuse: int) -> None:
+    with pytest.raises(ConfigError, match=f"^rows of {length} tokens cannot reuse {reuse}") as refused:
+        XLNetStreams(reuse=reuse).check(length)
+    XLNetStreams(reuse=int(str(refused.value).rsplit(maxsplit=1)[-1])).check(length)
+
+
+def test_a_row_too_short_for_any_reuse_is_told_its_length() -> None:
+    with pytest.raises(ConfigError, match=r"^row length 5 leaves no room .* choose at least 6$"):
+        XLNetStreams(reuse=1).check(5)
+
+
 def test_streams_that_cannot_be() -> None:
     corpus = numbered_corpus([[10] * 20])
     line = TokenLine(corpus, EOD)

@@ -53,11 +53,16 @@ class Targets(Bounded):
             raise ConfigError(
                 f"permutation block {self.block} is longer than the {reuse} reused tokens; choose at most {reuse}"
             )
-        for size, quota in zip(*_parts(length, reuse, self.count), strict=True):
-            if 2 * quota > size:
-                raise ConfigError(
-                    f"{quota} targets among {size} tokens leave too little context; choose at most {size // 2}"
-                )
+        most = length // 2
+        if reuse:  # the first part has the odd target
+            most = min(2 * (reuse // 2), 2 * ((length - reuse) // 2) + 1)
+        if self.count > most:
+            parts = f"the {reuse} reused and the {length - reuse} other" if reuse else f"{length}"
+            remedy = f"set objective.targets.count to at most {most}" if most else "set format.reuse to at least 2"
+            raise ConfigError(
+                f"{self.count} targets among {parts} tokens of a row leave too little context: at most half of each "
+                f"may be targets; {remedy}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

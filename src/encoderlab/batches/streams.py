@@ -159,10 +159,16 @@ class XLNetStreams(BaseFormat):
         return 3
 
     def check(self, length: int) -> None:
-        if not 0 < self.reuse < length - 4:
+        most = length - 5
+        if most < 1:
+            raise ConfigError(
+                f"row length {length} leaves no room for text: xlnet_streams need a reused token, two texts and three "
+                "special tokens; choose at least 6"
+            )
+        if not 0 < self.reuse <= most:
             raise ConfigError(
                 f"rows of {length} tokens cannot reuse {self.reuse}: a stream advances by the reused tokens, "
-                f"and two texts with three special tokens follow it; set format.reuse to {length // 2}"
+                f"and two texts with three special tokens follow it; set format.reuse to {min(length // 2, most)}"
             )
 
     def shortest(self, length: int) -> int:
