@@ -206,6 +206,14 @@ def test_albert_without_sharing(tmp_path: Path) -> None:
         huggingface.save(make(shared), tmp_path / "attention")
 
 
+def test_groups_of_albert_that_transformers_rounds_are_refused(tmp_path: Path) -> None:
+    """int(9 / (18 / 14)) is 6 there, and 9 * 14 // 18 is 7 here."""
+    grouped = resized(CONFIGS["albert"], layers=18, sharing=Sharing(groups=14))
+    with pytest.raises(DataError, match="layer 9 has the weights of group 6 there and of group 7 here"):
+        huggingface.save(make(grouped), tmp_path / "out")
+    huggingface.save(make(resized(grouped, sharing=Sharing(groups=9))), tmp_path / "out")
+
+
 def test_convbert_in_transformers(tmp_path: Path) -> None:
     masked = resized(CONFIGS["convbert"], conv=SpanDynamic(mask_padding=True))
     notes = huggingface.save(make(masked), tmp_path / "masked")

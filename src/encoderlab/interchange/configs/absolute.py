@@ -83,7 +83,25 @@ def read_albert(f: Fields) -> ModelConfig:
         sharing=Sharing(groups=f.count("num_hidden_groups", 1), inner=f.count("inner_group_num", 1)),
         truncated_init=True,
     )
+    _check_groups(encoder, f.source)
     return ModelConfig(family="albert", encoder=encoder, pooler=Pooler(), lm=LM(), pair=True)
+
+
+def _check_groups(encoder: EncoderConfig, source: str) -> None:
+    """Refuse numbers of groups for which ``transformers`` gives a layer the weights of another group.
+
+    It computes ``layer / (layers / groups)`` in floating point, where 9 / (18 / 14) is less than 7.
+    """
+    assert encoder.sharing is not None
+    layers, groups = encoder.layers, encoder.sharing.groups
+    for layer in range(layers):
+        theirs, ours = int(layer / (layers / groups)), layer * groups // layers
+        if theirs != ours:
+            raise DataError(
+                f"{source}: with {groups} groups of {layers} layers transformers rounds, so that layer {layer} has the "
+                f"weights of group {theirs} there and of group {ours} here; only numbers of groups that divide the "
+                "number of layers are sure to be the same in both"
+            )
 
 
 def write_albert(config: ModelConfig) -> dict[str, Any]:
