@@ -244,10 +244,11 @@ def test_divergence_is_seen_afterwards(corpus: Path, tmp_path: Path) -> None:
     def explode(objective: Objective) -> None:
         next(objective.parameters()).register_hook(lambda gradient: gradient * math.nan)
 
-    with pytest.raises(Diverged):
+    with pytest.raises(Diverged, match="step 0: .* the learning rate is not the cause: lower dropout") as error:
         run(tiny(), corpus, tmp_path / "run", explode)
+    assert "lower optim.lr" not in str(error.value), "before the first update no rate has done anything"
     found = doctor.examine(tmp_path / "run")
-    assert names(found) == {"not finite"} and "step 0" in found[0].seen
+    assert names(found) == {"not finite"} and "step 0" in found[0].seen and "not the cause" in found[0].remedy
 
 
 def test_a_run_without_metrics_is_refused(tmp_path: Path) -> None:
@@ -640,4 +641,5 @@ def test_few_targets_are_cured_by_what_limits_them(masking, remedy):
 
 @pytest.mark.parametrize(("precision", "said"), [("bf16", True), ("fp32", False), (None, True)])
 def test_single_precision_is_no_remedy_for_itself(precision: str | None, said: bool) -> None:
-    assert ("precision=fp32" in doctor.to_stay_finite(precision)) == said
+    for step in (0, 5):
+        assert ("precision=fp32" in doctor.to_stay_finite(precision, step)) == said

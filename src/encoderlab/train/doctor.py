@@ -53,13 +53,18 @@ def not_finite(e: Evidence) -> Finding | None:
     if not broken:
         return None
     seen = f"loss or gradient is not finite at step {broken[0]['step']}, learning rate {broken[0].get('lr') or 0:.2g}"
-    return Finding("not finite", "error", seen, to_stay_finite(e.recipe.get("precision")))
+    return Finding("not finite", "error", seen, to_stay_finite(e.recipe.get("precision"), broken[0]["step"]))
 
 
-def to_stay_finite(precision: str | None) -> str:
-    """What to change where a gradient was not finite in this ``precision``."""
-    slower = "lower optim.lr" if precision == "fp32" else "lower optim.lr, set precision=fp32,"
-    return f"{slower} or lengthen schedule.warmup"
+def to_stay_finite(precision: str | None, step: int) -> str:
+    """What to change where the gradient after ``step`` updates was not finite in this ``precision``."""
+    precise = "" if precision == "fp32" else "set precision=fp32, "
+    if step == 0:
+        return (
+            f"no weight has been updated yet, so the learning rate is not the cause: {precise}lower dropout, raise "
+            "model.encoder.eps, or start from other weights"
+        )
+    return f"lower optim.lr, {precise}or lengthen schedule.warmup"
 
 
 def rate_too_high(e: Evidence) -> Finding | None:

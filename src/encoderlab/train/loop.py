@@ -310,7 +310,7 @@ class _Run:
             self._written()
             kept = checkpoint.newest(self.checkpoints)[0]
             raise Diverged(
-                f"step {step}: {error} (learning rate {self.lr:.2g}); {to_stay_finite(self.recipe.precision)}; "
+                f"step {step}: {error} (learning rate {self.lr:.2g}); {to_stay_finite(self.recipe.precision, step)}; "
                 + (f"the last checkpoint before it is {kept}" if kept else "no checkpoint had been written yet")
             ) from None
 
