@@ -324,6 +324,14 @@ def test_no_validation_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     assert len(said) == 1 and "gives no rows of 512 tokens" in said[0]
 
 
+def test_validation_rows_with_nothing_to_predict_are_said(
+    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    masking = Masking(rate=1e-9, count="stochastic")
+    pretrain(short("roberta-tiny", objective=MLMSettings(masking=masking)), corpus, tmp_path / "run")
+    assert sum("nothing to predict for mlm, so they have no loss" in text for text in caplog.messages) == 1
+
+
 def test_a_prediction_that_no_validation_row_has_is_named(
     corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -401,11 +401,11 @@ class _Run:
         if data.validation is not None:
             line |= self._measured(data.validation(self.recipe.phases[max(place.phase, 0)]))
             absent = [name for name, count in line["counts"].items() if not count]
-            if absent and line["losses"] and not place.step:
+            if absent and not place.step:
                 log.warning(
-                    "validation rows have nothing to predict for %s, so their loss is without it; give more rows "
-                    "(evaluation.rows) or more held-out text",
-                    ", ".join(absent),
+                    "validation rows have nothing to predict for %s, so %s; give more rows (evaluation.rows) or more "
+                    "held-out text",
+                    *(", ".join(absent), "their loss is without it" if line["losses"] else "they have no loss"),
                 )
         if data.score is not None:
             self.engine.objective.eval()
