@@ -256,6 +256,13 @@ def test_single_documents() -> None:
     assert abs(np.mean([text(row)[0] - ORDINARY - 5 for row in cropped]) - 15) < 1
 
 
+def test_rows_too_short_for_the_shortest_text_are_told_the_length_that_is_not() -> None:
+    corpus = numbered_corpus([[30], [30]])
+    with pytest.raises(ConfigError, match="have room for 6 of a text, .* choose rows of at least 14 tokens, or lower"):
+        rows_of(corpus, SingleDocuments(shortest=12), length=8)
+    assert rows_of(corpus, SingleDocuments(shortest=12), length=14)
+
+
 def test_packed_documents_leave_little_padding() -> None:
     corpus = random_corpus(5, 2000, sentences=(1, 4), words=(1, 30), vocab=60000)
     rows = rows_of(corpus, PackedDocuments(), length=256)

@@ -351,7 +351,7 @@ class SingleDocuments(BaseFormat):
 
     A document that is too long is cropped, from either end with equal probability for each token (``overlong="crop"``,
     Erlangshen), or makes several rows (``"split"``, DistilBERT). Texts and parts of texts with fewer than ``shortest``
-    tokens are dropped; special tokens do not count.
+    tokens are dropped; special tokens do not count, so a row needs room for as many.
     """
 
     kind: Literal["single_documents"] = "single_documents"
@@ -360,6 +360,12 @@ class SingleDocuments(BaseFormat):
 
     def plan(self, corpus: Documents, documents: np.ndarray, rng: Generator, framing: Framing, length: int) -> Plan:
         room, lengths = length - framing.single, _lengths(corpus, documents)
+        if room < self.shortest:
+            raise ConfigError(
+                f"rows of {length} tokens have room for {room} of a text, and format.shortest drops texts of fewer "
+                f"than {self.shortest}; choose rows of at least {self.shortest + framing.single} tokens, or lower "
+                "format.shortest"
+            )
         if self.overlong == "split":
             index, start, stop = _cut(lengths, room)
         else:
