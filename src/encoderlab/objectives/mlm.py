@@ -161,9 +161,10 @@ class MLM(Objective):
     def __init__(self, model: Model, settings: MLMSettings, vocabulary: Vocabulary) -> None:
         super().__init__()
         if not isinstance(model.lm, LMHead):
+            adaptive = model.config.encoder.adaptive is not None
             raise ConfigError(
-                f"masked language modelling needs an LM head over one word table; family {model.config.family!r} "
-                "has none: set model.lm={}"
+                "masked language modelling needs an LM head over one word table, and this model has "
+                + ("several; set model.encoder.adaptive to null" if adaptive else "no LM head; set model.lm={}")
             )
         if model.config.encoder.causal:
             raise ConfigError(
