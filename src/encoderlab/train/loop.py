@@ -405,7 +405,8 @@ class _Run:
                 log.warning(
                     "validation rows have nothing to predict for %s, so %s; give more rows (evaluation.rows) or more "
                     "held-out text",
-                    *(", ".join(absent), "their loss is without it" if line["losses"] else "they have no loss"),
+                    ", ".join(absent),
+                    "their loss is without it" if line["losses"] else "they have no loss",
                 )
         if data.score is not None:
             self.engine.objective.eval()
