@@ -277,10 +277,10 @@ def run_of(folder: Path) -> Path:
     return run if (run / PROVENANCE).exists() else folder.resolve().parent.parent
 
 
-def put_aside(folder: Path) -> None:
-    """Rename a damaged checkpoint, so that it is neither used nor deleted."""
+def put_aside(folder: Path) -> Path:
+    """Rename a damaged checkpoint or model, so that it is neither used nor deleted; returns its new place."""
     names = (f"damaged-{folder.name}{f'-{number}' if number else ''}" for number in itertools.count())
-    folder.rename(next(aside for name in names if not (aside := folder.with_name(name)).exists()))
+    return folder.rename(next(aside for name in names if not (aside := folder.with_name(name)).exists()))
 
 
 def verify(folder: Path, remedy: str = "") -> None:

@@ -111,6 +111,21 @@ def test_the_user_s_card_and_the_weights_stay_when_the_rest_is_made_again(tmp_pa
     assert changed <= {sums, SCORE_FILE, f"model/{SCORE_FILE}"}
 
 
+def test_the_user_s_card_stays_when_the_run_is_trained_again(tmp_path, caplog) -> None:
+    task, splits = data("single", train=8, dev=8)
+    run, start, recipe = tmp_path / "run", model(), replace(RECIPE, epochs=1)
+    finetune(start, task, splits, recipe, run)
+    (run / CARD).write_text("# Mine\n")
+    flip(run / "model/model.safetensors")
+    finetune(start, task, splits, recipe, run)
+    aside = run / "damaged-model"
+    assert f"{aside}: has the model's folder with the card that you wrote" in caplog.text
+    assert (aside / "README.md").read_text() == "# Mine\n"
+    caplog.clear()
+    finetune(start, task, splits, recipe, run)
+    assert not caplog.text
+
+
 def test_files_of_users_may_change(tmp_path, caplog) -> None:
     task, splits = data("single", train=8, dev=8)
     run, start, recipe = tmp_path / "run", model(), replace(RECIPE, epochs=1)

@@ -20,6 +20,7 @@ from encoderlab.config import from_dict, to_dict
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import json_line, read_json, sha256, write_json, write_text
 from encoderlab.interchange import checksums
+from encoderlab.interchange import folder as folders
 from encoderlab.interchange.finetuned import SCORE_FILE, read_signed, signed
 from encoderlab.interchange.places import PROVENANCE
 from encoderlab.tasks.data import readers, suites
@@ -29,6 +30,7 @@ from encoderlab.tasks.forms.base import FormSettings, Network, Predictions
 from encoderlab.tasks.forms.table import FORMS, form_named
 from encoderlab.tasks.runs.predict import record
 from encoderlab.tasks.runs.submit import write_submission
+from encoderlab.train.checkpoint import put_aside
 from encoderlab.train.folder import LOG, METRICS, RECIPE, as_now
 from encoderlab.train.recipe import Training
 
@@ -203,8 +205,13 @@ def damaged(out: Path, record: Mapping[str, Any]) -> list[str]:
 
 
 def discard(out: Path, record: Mapping[str, Any]) -> None:
-    """Delete the result of a run whose weights are lost, so that it is trained again."""
+    """Delete the result of a run whose weights are lost, so that it is trained again. A model folder in which a user
+    has written is put aside.
+    """
     made = (*out.glob("predictions-*.jsonl"), *out.glob(analysis_file("*")))
+    if folders.own_card(out / "model") is not None:
+        kept = put_aside(out / "model")
+        log.warning("%s: has the model's folder with the card that you wrote; copy the card from there", kept)
     for path in (out / "model", out / METRICS, out / SCORE_FILE, *made):
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     write_json(out / RECIPE, record["recipe"])
