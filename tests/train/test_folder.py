@@ -125,7 +125,7 @@ def test_a_damaged_record_is_named(file: str, text: str, tmp_path: Path) -> None
 
 def test_a_folder_that_cannot_be_written() -> None:
     for place in ("/proc/run", "/sys/run", "/dev/null/run"):
-        with pytest.raises(ConfigError, match=f"{place}: cannot be written .*choose another output folder") as error:
+        with pytest.raises(ConfigError, match=f"{place}: cannot be written .*permissions, or choose another") as error:
             run(Path(place))
         assert error.value.code == 2
 
@@ -134,7 +134,7 @@ def test_a_folder_that_cannot_be_written() -> None:
 def test_a_file_of_the_run_that_cannot_be_written(file: str, tmp_path: Path) -> None:
     (tmp_path / "recipe.json").write_text("{}")
     (tmp_path / file).mkdir()
-    with pytest.raises(ConfigError, match="cannot be written .*choose another output folder"):
+    with pytest.raises(ConfigError, match="cannot be written .*permissions, or choose another"):
         RunFolder(tmp_path, {}, {}).open_metrics(0, 0, None)
     (tmp_path / file).rmdir()
     RunFolder(tmp_path, {}, {}).close()  # nobody holds it

@@ -194,7 +194,8 @@ def _is_metrics(line: bytes, step: int) -> bool:
 def _unwritable(path: Path, error: OSError) -> ConfigError | DataError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DataError(f"{path}: cannot be written ({error.strerror}); make room and run again")
-    return ConfigError(f"{path}: cannot be written ({error.strerror}); choose another output folder")
+    remedy = "check its permissions, or choose another output folder"
+    return ConfigError(f"{path}: cannot be written ({error.strerror}); {remedy}")
 
 
 class _Log(logging.FileHandler):
