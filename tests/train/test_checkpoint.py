@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -11,8 +12,10 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -86,6 +89,44 @@ def test_every_kind_of_damage_is_named_and_the_one_before_is_found(tmp_path: Pat
     newer.unlink()
     with pytest.raises(DataError, match=f"{file}: missing from the checkpoint; restore it$"):
         checkpoint.verify(newer.parent, "restore it")
+
+
+def test_a_model_from_an_older_checkpoint_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save(tmp_path / "checkpoints", 1, 2)
+    state = tmp_path / "checkpoints" / "step-000002" / checkpoint.STATE
+    state.write_text("{}")
+    assert checkpoint.found_in(tmp_path) == tmp_path / "checkpoints" / "step-000001"
+    assert f"{state}: has 2 bytes" in caplog.text and "step-000001 is used" in caplog.text
+
+
+def test_what_may_not_be_read_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the run would go back to an older checkpoint, or begin again."""
+    save(tmp_path / "checkpoints", 1, 2)
+    folder, read, listed = tmp_path / "checkpoints", Path.read_bytes, os.listdir
+
+    def refused(path: Path, *, at: Path, otherwise: Callable) -> Any:
+        if path == at:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return otherwise(path)
+
+    manifest = folder / "step-000002" / checkpoint.MANIFEST
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", lambda path: refused(path, at=manifest, otherwise=read))
+        with pytest.raises(PermissionError):
+            checkpoint.newest(folder)
+    monkeypatch.setattr(os, "listdir", lambda path: refused(path, at=folder, otherwise=listed))
+    with pytest.raises(PermissionError):
+        checkpoint.found_in(tmp_path)
+
+
+def test_a_link_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(target: str, link: Path, *more: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", target, str(link))
+
+    monkeypatch.setattr(os, "symlink", refused)
+    with pytest.raises(PermissionError) as caught:
+        checkpoint.point(tmp_path / "latest", "step-000001")
+    assert caught.value.filename == str(tmp_path / "latest")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"files": 3}', '{"files": {"state.json": 5}}'])

@@ -130,7 +130,7 @@ class Writer:
                     write_together(self.folder / into, snapshot, self.world)
                     self.world.agree(lambda: self._retire(into))
         except OSError as error:
-            kept = _by_age(self.folder)
+            kept = by_age(self.folder)
             needed = sum(t.nbytes for part in (snapshot.weights, snapshot.carried) for t in part.values())
             self._error = DataError(
                 f"{self.folder / into}: could not be written ({error.strerror or error}; "
@@ -143,7 +143,7 @@ class Writer:
 
     def _retire(self, into: str) -> None:
         """Point to the checkpoint ``into`` if it is the newest one, and delete old ones."""
-        steps = _by_age(self.folder)
+        steps = by_age(self.folder)
         if steps and steps[0].name == into:
             point(self.folder / "latest", into)
         for old in steps[self.keep :]:
@@ -238,14 +238,18 @@ def point(link: Path, target: str) -> None:
         shutil.rmtree(link)
     aside = link.with_name(f"{PARTIAL}{link.name}-{os.getpid()}")
     aside.unlink(missing_ok=True)
-    aside.symlink_to(target)
+    try:
+        aside.symlink_to(target)
+    except OSError as error:
+        error.filename = str(link)  # instead of the target's name
+        raise
     os.replace(aside, link)
 
 
 def newest(folder: Path) -> tuple[Path | None, list[tuple[Path, str]]]:
     """The newest whole checkpoint in ``folder``, or None; and the newer damaged ones, each with its error."""
     damaged = []
-    for candidate in _by_age(folder):
+    for candidate in by_age(folder):
         try:
             verify(candidate)
         except DataError as error:
@@ -257,17 +261,20 @@ def newest(folder: Path) -> tuple[Path | None, list[tuple[Path, str]]]:
 
 def found_in(path: Path) -> Path | None:
     """The checkpoint at ``path``, or the newest whole one of a run folder without a model; None for other folders.
+    Warnings name newer ones that are damaged.
 
     Raises:
         DataError: all checkpoints of the run are damaged.
     """
     if all((path / file).is_file() for file in (STATE, MANIFEST)):
         return path
-    if (path / "model").exists() or not _by_age(path / "checkpoints"):
+    if (path / "model").exists() or not by_age(path / "checkpoints"):
         return None
     folder, damaged = newest(path / "checkpoints")
     if folder is None:
         raise DataError(f"{damaged[0][1]}; no older checkpoint is intact")
+    for _, why in damaged:
+        log.warning("%s; %s is used", why, folder.name)
     return folder
 
 
@@ -288,6 +295,7 @@ def verify(folder: Path, remedy: str = "") -> None:
 
     Raises:
         DataError: a file is missing, truncated or changed, or a file with tensors does not belong there.
+        PermissionError: a file may not be read, so it may be whole.
     """
     if (problem := _problem(folder)) is not None:
         raise DataError(f"{problem}; {remedy}" if remedy else problem)
@@ -298,6 +306,8 @@ def _problem(folder: Path) -> str | None:
     try:
         files = json.loads((folder / MANIFEST).read_bytes())["files"]
         expected = {file: (int(entry["bytes"]), str(entry["sha256"])) for file, entry in files.items()}
+    except PermissionError:
+        raise  # it may be whole
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{folder / MANIFEST}: missing or damaged, so the checkpoint cannot be trusted"
     if strangers := sorted(path for path in folder.glob("*.safetensors") if path.name not in expected):
@@ -343,9 +353,14 @@ def name(step: int) -> str:
     return f"step-{step:06d}"
 
 
-def _by_age(folder: Path) -> list[Path]:
-    """The checkpoints in ``folder``, newest first."""
-    steps = {int(path.name.removeprefix("step-")): path for path in folder.glob("step-*") if path.name[5:].isdigit()}
+def by_age(folder: Path) -> list[Path]:
+    """The checkpoints in ``folder``, newest first; none if there is no such folder.
+
+    Raises:
+        PermissionError: the folder may not be read.
+    """
+    names = os.listdir(folder) if folder.is_dir() else []  # Path.glob finds nothing in a folder that may not be read
+    steps = {int(name[5:]): folder / name for name in names if name.startswith("step-") and name[5:].isdigit()}
     return [steps[step] for step in sorted(steps, reverse=True)]
 
 

@@ -96,7 +96,7 @@ def _begun(out: Path) -> bool:
     Raises:
         DataError: it has none, although it has finished.
     """
-    begun = any((out / "checkpoints").glob("step-*"))
+    begun = bool(checkpoint.by_age(out / "checkpoints"))
     if not begun and (out / RECIPE).exists() and (out / "model").exists():
         raise DataError(
             f"{out / 'checkpoints'}: has no checkpoint, although the run has finished; restore one, delete "
