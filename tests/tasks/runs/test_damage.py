@@ -200,7 +200,8 @@ def test_a_task_that_no_checksum_protects_is_checked_by_its_fields(tmp_path) -> 
     (folder / "SHA256SUMS").unlink()
     kept = json.loads((folder / "task.json").read_text())
     for name, value in (
-        ("form", "sorting"), ("labels", 3), ("metrics", None), ("layouts", [{"layout": "Rows"}]),
+        ("form", "sorting"), ("labels", 3), ("labels", None), ("labels", []), ("metrics", None),
+        ("layouts", [{"layout": "Rows"}]),
         ("layouts", [{"layout": "Columns", "rows": 1}]), ("settings", []), ("settings", {"max_length": "x"}),
         ("threshold", "high"), ("name", None), ("colour", 1),
     ):  # fmt: skip

@@ -300,6 +300,8 @@ def read_task(folder: Path) -> TrainedTask | None:
         settings = from_dict(form.settings_type, trained.settings)
     except (AttributeError, ConfigError, KeyError, TypeError) as error:
         raise DataError(f"{path}: is damaged ({error}); {remedy}") from None
+    if form.labelled and not trained.labels:
+        raise DataError(f"{path}: is damaged (it names no labels); {remedy}")
     return replace(trained, settings=form.as_saved(settings))
 
 
