@@ -247,6 +247,21 @@ def test_odd_fields_give_one_line(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_special_tokens_that_a_template_does_not_define_give_one_line(
+    nested: bool, trained: dict[str, Tokenizer], tmp_path: Path
+) -> None:
+    trained["wordpiece"].save(tmp_path)
+    data = json.loads((tmp_path / "tokenizer.json").read_text())
+    assert data["post_processor"]["type"] == "TemplateProcessing"
+    del data["post_processor"]["special_tokens"]["[SEP]"]
+    if nested:
+        data["post_processor"] = {"type": "Sequence", "processors": [data["post_processor"]]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data))
+    with pytest.raises(DataError, match=r"tokenizer\.json: its post_processor does not define \[SEP\]; write"):
+        Tokenizer.load(tmp_path)
+
+
 def test_two_tokens_with_one_id_are_refused(trained: dict[str, Tokenizer], tmp_path: Path) -> None:
     """Only one of them would have a name, and the other's words would be read as its."""
     for name in ("wordpiece", "bpe"):

@@ -430,11 +430,16 @@ def _library(file: Path, data: dict[str, Any]) -> tokenizers.Tokenizer:
     if kind == "WordPiece" and isinstance(vocabulary, dict) and isinstance(unk, str) and unk not in vocabulary:
         raise DataError(f"{file}: its vocabulary lacks {unk}, the token for unknown words; fetch it again")
     try:
-        return tokenizers.Tokenizer.from_str(json.dumps(data))
+        backend = tokenizers.Tokenizer.from_str(json.dumps(data))
     except Exception as error:  # the library raises bare exceptions
         raise DataError(
             f"{file}: not a tokenizer ({str(error).splitlines()[0]}); write it again or fetch it again"
         ) from None
+    if undefined := _undefined(data.get("post_processor")):  # the library panics at the first text
+        raise DataError(
+            f"{file}: its post_processor does not define {min(undefined)}; write it again or fetch it again"
+        )
+    return backend
 
 
 _FRAMINGS: dict[str, FramingKind] = {"sTsTs": "bert", "sTssTs": "roberta", "TsTss": "xlnet"}
@@ -448,6 +453,19 @@ def _framing(processor: Any) -> FramingKind | None:
     if kind == "TemplateProcessing":
         return _FRAMINGS.get("".join("T" if "Sequence" in piece else "s" for piece in processor["pair"]))
     return {"BertProcessing": _FRAMINGS["sTsTs"], "RobertaProcessing": _FRAMINGS["sTssTs"]}.get(str(kind))
+
+
+def _undefined(processor: Any) -> set[str]:
+    """The special tokens that a template of the post-processor of a ``tokenizer.json`` puts around texts without naming
+    their ids.
+    """
+    kind = processor.get("type") if isinstance(processor, dict) else None
+    if kind == "Sequence":
+        return set().union(*map(_undefined, processor["processors"]))
+    if kind != "TemplateProcessing":
+        return set()
+    pieces = (piece.get("SpecialToken", {}) for piece in (*processor["single"], *processor["pair"]))
+    return {str(piece["id"]) for piece in pieces if piece} - processor["special_tokens"].keys()
 
 
 def _warn_of_other_frames(backend: tokenizers.Tokenizer, special_tokens: SpecialTokens, file: Path) -> None:
