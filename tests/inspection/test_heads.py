@@ -236,6 +236,9 @@ def test_xlnet_of_transformers_has_heads_that_share_the_width(tmp_path: Path) ->
     wide = {name: Model(resized(small(name), head_width=5)) for name in ("xlnet-tiny", "transformer-xl-tiny")}
     with pytest.raises(DataError, match="cannot have 4 of width 5"):
         huggingface.save(wide["xlnet-tiny"].initialize(0), tmp_path / "no")
+    bert = without_heads(Model(resized(small("bert-tiny"), head_width=5)).initialize(0), [[0, 2, 3]] * 2)
+    with pytest.raises(DataError, match="divide the width 16 and cannot have 3 of width 5"):
+        huggingface.save(bert, tmp_path / "no")
     huggingface.save(wide["transformer-xl-tiny"].initialize(0), tmp_path / "yes")
     assert load(tmp_path / "yes").config.encoder.key_width == 5
 

@@ -119,8 +119,13 @@ def write(config: ModelConfig) -> dict[str, Any]:
     Raises:
         DataError: the architecture has a part that ``transformers`` lacks.
     """
-    format = format_of(config)
+    format, encoder = format_of(config), config.encoder
     data = {"model_type": config.model_type or format.model_type, **format.write(config)}
+    if format.model_type != "transfo-xl" and encoder.width % encoder.heads:  # their number and width are free there
+        raise DataError(
+            f"{format.model_type} in transformers has heads that divide the width {encoder.width} and cannot have "
+            f"{encoder.heads} of width {encoder.key_width}"
+        )
     _, back = read(dict(data), format.model_type)
     free = NOT_COMPUTED | {*RATES}
     free |= {"embed_map"} if format.model_type == "albert" else set()  # ours without it is the identity
