@@ -56,10 +56,10 @@ Of ELECTRA, ConvBERT and DeBERTa v3 (and of the arms with a generator in ELECTRA
 are the generator's, also where ConvBERT's loss is better than ELECTRA's. So the fine-tuned tasks say more; a linear
 probe finds hardly an entity in any of these arms (F1 4 where fine-tuning ends at 59). Their rates are chosen by the
 discriminators' losses on the same samples ([studies](studies.md)). ELECTRA's at 1e14 FLOPs is 0.001, by 0.0006 nats
-before 0.0005, with which three other runs had F1 58.4 on CoNLL-2003, 81.0 on SST-2 and 7.0 on CoLA. **ELECTRA's own
-study is older**: its rates were chosen by the sum of both losses, which falls with the generator's. It is to be
-repeated. Generators of ELECTRA and ConvBERT keep four layers, so the whole one of ELECTRA's study has twice the layers
-of the model. ConvBERT's parts are compared by masked prediction for these reasons.
+before 0.0005, with which three other runs had F1 58.4 on CoNLL-2003, 81.0 on SST-2 and 7.0 on CoLA. **The runs of
+ELECTRA's own study are older**: their rates were chosen by the sum of both losses, which falls with the generator's.
+They are being repeated. Generators of ELECTRA and ConvBERT keep four layers, so the whole one of ELECTRA's study has
+twice the layers of the model. ConvBERT's parts are compared by masked prediction for these reasons.
 
 **Fine-tuned scores are mostly those of the network, not of its pretraining.** The same networks after one step were
 fine-tuned too, and the table below that of the architectures has what pretraining adds. So a difference of two
