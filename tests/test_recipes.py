@@ -345,16 +345,15 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"fresh_generator": True},
         "give that model (--init-from)",
     ),
-    "masks without LM head": ("bert-mini", {"model": replace(models.config("bert-mini"), lm=None)}, "needs an LM head"),
+    "masks without LM head": (
+        "bert-mini",
+        {"model": replace(models.config("bert-mini"), lm=None)},
+        "needs an LM head over one word table, and this model has no LM head; set model.lm={}",
+    ),
     "masks with an adaptive softmax": (
         "bert-mini",
         {"model": models.config("transformer-xl-mini")},
         "one word table, and this model has several; set model.encoder.adaptive to null",
-    ),
-    "masks without a head": (
-        "bert-mini",
-        {"model": replace(models.config("bert-mini"), lm=None)},
-        "no LM head; set model.lm={}",
     ),
     "left-to-right with both sides": (
         "transformer-xl-mini",

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,17 @@ def run(tmp_path, capsys, monkeypatch):
         return code, said
 
     return build
+
+
+def test_an_encrypted_archive_is_to_be_unpacked(run, tmp_path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("a.txt", TEXT)
+    data = bytearray((tmp_path / "a.zip").read_bytes())
+    data[6] |= 1  # the flag of encryption, in the member's header and in the directory
+    data[data.index(b"PK\1\2") + 8] |= 1
+    (tmp_path / "a.zip").write_bytes(data)
+    code, said = run("a.zip")
+    assert code == 3 and "is encrypted" in said and said.endswith("; unpack it, and give what was in it\n")
 
 
 @pytest.mark.parametrize("number", ["0", "-1"])

@@ -53,10 +53,12 @@ class Targets(Bounded):
             raise ConfigError(
                 f"permutation block {self.block} is longer than the {reuse} reused tokens; choose at most {reuse}"
             )
-        most = length // 2
-        if reuse:  # the first part has the odd target
-            most = min(2 * (reuse // 2), 2 * ((length - reuse) // 2) + 1)
-        if self.count > most:
+
+        def fits(count: int) -> bool:
+            return all(2 * quota <= size for size, quota in zip(*_parts(length, reuse, count), strict=True))
+
+        if not fits(self.count):
+            most = max(filter(fits, range(self.count)))
             parts = f"the {reuse} reused and the {length - reuse} other" if reuse else f"{length}"
             remedy = f"set objective.targets.count to at most {most}" if most else "set format.reuse to at least 2"
             raise ConfigError(

@@ -302,10 +302,10 @@ def errors_of(name: str) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or f"damaged: {' '.join(str(error).split())[:120]}"
         raise DataError(f"{name}: cannot be read ({reason}); check the file and its permissions") from None
-    except RuntimeError as error:  # of zipfile: a password, or a method that it does not know
-        raise DataError(f"{name}: cannot be read ({error}); unpack it, and give what was in it") from None
-    except Exception as error:
-        if type(error).__module__.split(".")[0] not in ("zstandard", "pyarrow"):  # they have errors of their own
+    except Exception as error:  # zipfile raises RuntimeError for a password or an unknown method
+        of_library = type(error).__module__.split(".")[0] in ("zstandard", "pyarrow")  # they have errors of their own
+        if not of_library and not isinstance(error, RuntimeError):
             raise
+        remedy = "fetch the file again" if of_library else "unpack it, and give what was in it"
         reason = " ".join(str(error).split())[:120]
-        raise DataError(f"{name}: cannot be read ({reason}); fetch the file again") from None
+        raise DataError(f"{name}: cannot be read ({reason}); {remedy}") from None
